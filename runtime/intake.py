@@ -1,0 +1,163 @@
+"""From what a caller passes to ``submit`` to a request: everything is checked here, nothing later."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from txdecode.runtime.configuration import Options
+from txdecode.runtime.errors import (
+    InvalidRequest,
+    PromptTooLong,
+    RequestTooLarge,
+    TextUnavailable,
+)
+from txdecode.runtime.handle import Driver, Handle
+from txdecode.runtime.opening import Opened
+from txdecode.runtime.policy.controllers import Controller, Fixed, parse
+from txdecode.runtime.request import NoText, Parameters, Request, Stream
+from txdecode.runtime.sampling import Sampling
+from txdecode.transactions.executor import Drafter
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+class Intake:
+    """Makes requests for one runtime."""
+
+    def __init__(self, opened: Opened, options: Options, driver: Driver) -> None:
+        self.text = opened.text
+        self.eos_ids = opened.eos_ids
+        self.drafter: Drafter | None = opened.drafter
+        self.description = opened.executor.describe()
+        self.drafts = opened.drafts
+        self._controller = parse(options.draft_len)
+        self._driver = driver
+        self._numbers = itertools.count()
+        self._number_lock = threading.Lock()
+
+    @property
+    def drafter_name(self) -> str:
+        """Name of the drafter in reports."""
+        if self.drafter is not None:
+            return self.drafter.name
+        return self.description.name if self.drafts else "none"
+
+    def start_at(self, number: int) -> None:
+        """Number of the next request (recovery goes on after the last one of the log)."""
+        self._numbers = itertools.count(number)
+
+    def make(
+        self,
+        prompt: Prompt,
+        max_tokens: int,
+        sampling: Sampling,
+        stop: str | Sequence[str],
+        stop_ids: Sequence[int],
+        ignore_eos: bool,
+        draft_len: int | str | None,
+    ) -> Request:
+        """Check everything and build the request. Raises ``InvalidRequest`` and ``TextUnavailable``."""
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise InvalidRequest(f"max_tokens must be an integer of at least 1, found {max_tokens!r}")
+        if not isinstance(sampling, Sampling):
+            raise InvalidRequest(f"sampling must be a Sampling, found {type(sampling).__name__}")
+        strings = self._check_stop(stop)
+        ids = self._encode(prompt)
+        stops = frozenset(self._check_ids(stop_ids, "stop_ids")) | (
+            frozenset() if ignore_eos else self.eos_ids
+        )
+        budget = self._check_size(ids, max_tokens)
+        if draft_len is not None:
+            parse(draft_len)
+        parameters = Parameters(sampling, strings, draft_len, max_tokens)
+        with self._number_lock:
+            number = next(self._numbers)
+        return self.build(number, ids, budget, stops, parameters)
+
+    def build(
+        self,
+        number: int,
+        prompt: tuple[int, ...],
+        budget: int,
+        stop_ids: frozenset[int],
+        parameters: Parameters,
+    ) -> Request:
+        """A request of checked parts."""
+        return Request(
+            number,
+            prompt,
+            budget,
+            stop_ids,
+            parameters,
+            Handle(number, self._driver, self.text is not None),
+            self._stream(parameters.stop),
+            self._controller_for(parameters.draft_len),
+            self.drafter,
+            self.description.vocab_size,
+        )
+
+    def _controller_for(self, draft_len: int | str | None) -> Controller:
+        if self.drafter is None and not self.drafts:
+            return Fixed(0)
+        return self._controller if draft_len is None else parse(draft_len)
+
+    def _stream(self, stop: tuple[str, ...]) -> Stream:
+        return NoText() if self.text is None else self.text.stop_matcher(stop)
+
+    def _check_stop(self, stop: str | Sequence[str]) -> tuple[str, ...]:
+        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        for string in strings:
+            if not isinstance(string, str) or not string:
+                raise InvalidRequest(f"stop must be non-empty strings, found {string!r}")
+        if strings and self.text is None:
+            raise TextUnavailable("stop strings need a tokenizer, and this runtime has none; use stop_ids")
+        if strings:
+            # The matcher has rules of its own; they must be broken here, not when the first token comes.
+            self._stream(strings)
+        return strings
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self.text is None:
+                raise TextUnavailable("this runtime has no tokenizer; pass token ids")
+            ids: Sequence[int] = self.text.encode(prompt)
+        elif isinstance(prompt, Sequence) and prompt and all(isinstance(item, Mapping) for item in prompt):
+            if self.text is None:
+                raise TextUnavailable("this runtime has no tokenizer; pass token ids")
+            ids = self.text.encode_chat(prompt)  # type: ignore[arg-type]
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+            ids = self._check_ids(prompt, "prompt")  # type: ignore[arg-type]
+        else:
+            raise InvalidRequest(
+                f"a prompt is text, token ids or chat messages, found {type(prompt).__name__}"
+            )
+        if not ids:
+            raise InvalidRequest("the prompt is empty: expected at least one token")
+        return tuple(ids)
+
+    def _check_ids(self, ids: Sequence[int], what: str) -> tuple[int, ...]:
+        for index, token in enumerate(ids):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise InvalidRequest(f"{what}[{index}] must be a token id, found {token!r}")
+            if not 0 <= token < self.description.vocab_size:
+                raise InvalidRequest(
+                    f"{what}[{index}] is {token}, expected an id in 0..{self.description.vocab_size - 1}"
+                )
+        return tuple(ids)
+
+    def _check_size(self, ids: tuple[int, ...], max_tokens: int) -> int:
+        """The budget: the least of ``max_tokens`` and what the context leaves."""
+        context = self.description.context
+        if len(ids) + 1 > context:
+            raise PromptTooLong(len(ids), context)
+        budget = min(max_tokens, context - len(ids))
+        rows = len(ids) + budget - 1
+        for group in self.description.groups:
+            if group.kind == "pages" and -(-rows // group.granularity) > group.capacity:
+                raise RequestTooLarge(group.name, -(-rows // group.granularity), group.capacity)
+            if group.kind == "column" and group.capacity < 2:
+                raise RequestTooLarge(group.name, 2, group.capacity)
+        return budget

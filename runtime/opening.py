@@ -1,0 +1,137 @@
+"""Opening a runtime: which executor, which tokenizer, which drafter, which log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+from txdecode.runtime.configuration import Options, fingerprint, to_data
+from txdecode.runtime.drafters.prompt_lookup import PromptLookup
+from txdecode.runtime.errors import InvalidRequest
+from txdecode.runtime.journal import Journal
+from txdecode.runtime.policy.controllers import parse
+from txdecode.runtime.text import Text
+from txdecode.transactions.executor import Drafter, Executor
+from txdecode.transactions.transaction import Observer
+
+if TYPE_CHECKING:
+    from txdecode.runtime.runtime import Runtime
+
+Durability = Literal["none", "write", "fsync"]
+
+
+@attrs.frozen
+class Opened:
+    """What a runtime runs on. ``drafts`` says that the executor's own drafters are to be used."""
+
+    executor: Executor
+    name: str
+    text: Text | None = None
+    eos_ids: frozenset[int] = frozenset()
+    drafter: Drafter | None = None
+    drafts: bool = False
+    fingerprint: dict[str, str] = attrs.Factory(dict)
+
+
+def open_runtime(
+    model: str | os.PathLike[str] | Executor = "smollm2",
+    *,
+    log: str | os.PathLike[str] | None = None,
+    dtype: str = "bf16",
+    draft: str | Drafter = "lookup",
+    draft_len: int | str = "additive",
+    pages: int | None = None,
+    batch_max: int = 8,
+    context: int | None = None,
+    threads: int | None = None,
+    durability: Durability = "write",
+    overwrite: bool = False,
+    text: Text | None = None,
+    eos_ids: Sequence[int] = (),
+    observer: Observer | None = None,
+    paranoid: bool = False,
+) -> Runtime:
+    """Open a runtime.
+
+    ``model``: ``"smollm2"``, a folder in Hugging Face layout, a ``.gguf`` file, or an ``Executor`` of your own
+    (then ``text`` and ``eos_ids`` are yours to give, and ``dtype``, ``pages``, ``batch_max``, ``context`` and
+    ``threads`` are not used). ``log``: path of the event log; an existing file is refused unless ``overwrite``.
+    ``durability``: what publishing waits for (``none``, ``write``, ``fsync``). ``dtype``: ``bf16`` or ``fp32``.
+    ``draft``: ``lookup``, ``none``, ``executor`` (its own drafters) or a ``Drafter``. ``draft_len``: 0 to 15,
+    ``additive`` or ``additive:CAP``. ``pages``: KV pages in the pool. ``batch_max``: most requests that decode
+    together. ``context``: most tokens of a request. ``observer`` is told of every phase transition;
+    ``paranoid`` compares device audits after every rollback.
+
+    Raises ``ModelError``, ``JournalError``, ``InvalidDraftLength``, ``InvalidRequest``, ``CapabilityMissing``.
+    """
+    from txdecode.runtime.runtime import Runtime
+
+    parse(draft_len)
+    opened = open_model(model, dtype, draft, pages, batch_max, context, threads, text, frozenset(eos_ids))
+    drafter_name = draft if isinstance(draft, str) else draft.name
+    options = Options(opened.name, dtype, drafter_name, draft_len, pages, batch_max, context)
+    description = opened.executor.describe()
+    journal = None
+    if log is not None:
+        journal = Journal.create(
+            Path(log),
+            fingerprint=fingerprint(description, opened.fingerprint),
+            configuration=to_data(description, options),
+            durability=durability,
+            overwrite=overwrite,
+        )
+    try:
+        return Runtime(opened, journal, options, observer=observer, paranoid=paranoid)
+    except Exception:
+        if journal is not None:
+            journal.close()
+        raise
+
+
+def open_model(
+    model: str | os.PathLike[str] | Executor,
+    dtype: str = "bf16",
+    draft: str | Drafter = "lookup",
+    pages: int | None = None,
+    batch_max: int = 8,
+    context: int | None = None,
+    threads: int | None = None,
+    text: Text | None = None,
+    eos_ids: frozenset[int] = frozenset(),
+) -> Opened:
+    """The executor with tokenizer and drafter; arguments as for ``open_runtime``."""
+    if not isinstance(model, str | os.PathLike):
+        opened = Opened(model, model.describe().name, text, eos_ids)
+    else:
+        opened = _open_dense(os.fspath(model), dtype, pages, batch_max, context, threads)
+    if not isinstance(draft, str):
+        return attrs.evolve(opened, drafter=draft)
+    if draft == "lookup":
+        return attrs.evolve(opened, drafter=PromptLookup())
+    if draft == "executor" and opened.executor.describe().capabilities.drafts:
+        return attrs.evolve(opened, drafts=True)
+    if draft != "none":
+        raise InvalidRequest(
+            f"draft must be 'lookup', 'none', a Drafter, or 'executor' for an executor that drafts; found '{draft}'"
+        )
+    return opened
+
+
+def _open_dense(
+    name: str, dtype: str, pages: int | None, batch_max: int, context: int | None, threads: int | None
+) -> Opened:
+    # Only here does the runtime touch torch: replay and inspection must not load it.
+    from txdecode.runtime.dense import open_dense
+
+    return open_dense(name, dtype, pages, batch_max, context, threads)
+
+
+def drafter_named(name: str, supplied: Any) -> str | Drafter:
+    """The drafter that a log names, or the one that the caller supplies for recovery."""
+    if supplied is not None:
+        drafter: str | Drafter = supplied
+        return drafter
+    return name if name in ("lookup", "none", "executor") else "none"

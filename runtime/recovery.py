@@ -1,0 +1,107 @@
+"""Going on with a log: fold it, give back what its requests held, compute that again, continue."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+from txdecode.runtime.configuration import Options, fingerprint, to_data
+from txdecode.runtime.errors import EventUndecodable, RecoveryRefused
+from txdecode.runtime.journal import Header, Journal, Record, read_header
+from txdecode.runtime.opening import Durability, Opened, drafter_named, open_model
+from txdecode.runtime.replay import Folder, options_of
+from txdecode.runtime.request import Parameters
+from txdecode.runtime.runtime import Runtime
+from txdecode.transactions.events import RequestSubmitted, RuntimeNote
+from txdecode.transactions.executor import Drafter, Executor
+from txdecode.transactions.transaction import Observer
+
+
+def recover_runtime(
+    log: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Executor | None = None,
+    *,
+    draft: str | Drafter | None = None,
+    text: Any = None,
+    threads: int | None = None,
+    durability: Durability = "write",
+    observer: Observer | None = None,
+    paranoid: bool = False,
+) -> Runtime:
+    """Open the runtime that wrote ``log`` again and take up its unfinished requests.
+
+    A torn tail is cut off. What was committed stays; the rest is decoded with the same text as if nothing had
+    happened. ``Runtime.handles`` has the unfinished requests by number; their ``result`` is whole, from the first
+    generated token on. Everything is opened as the log's header says unless given here; an executor of your own
+    and a drafter of your own must be given again.
+
+    Raises ``JournalError`` for a log that is damaged or of another kind, ``RecoveryRefused`` where the model,
+    the state groups or the numerics differ, ``LedgerCorrupt`` where the log contradicts itself.
+    """
+    path = Path(log)
+    header = read_header(path)
+    options = options_of(header, path)
+    opened = open_model(
+        options.model if model is None else model,
+        options.dtype,
+        drafter_named(options.draft, draft),
+        options.pages,
+        options.batch_max,
+        options.context,
+        threads,
+        text,
+    )
+    _check_same(header, opened, options)
+    folder = Folder(header, path)
+    submitted: dict[int, RequestSubmitted] = {}
+
+    def take(record: Record) -> None:
+        event = folder.take(record)
+        if isinstance(event, RequestSubmitted):
+            submitted[event.request] = event
+
+    journal = Journal.resume(path, durability=durability, on_record=take)
+    try:
+        runtime = Runtime(
+            opened, journal, options, ledgers=folder.ledgers, observer=observer, paranoid=paranoid
+        )
+        _take_up(runtime, journal, submitted)
+    except BaseException:
+        journal.close()
+        raise
+    return runtime
+
+
+def _check_same(header: Header, opened: Opened, options: Options) -> None:
+    """The log's state groups, vocabulary and numerics must be those at hand."""
+    description = opened.executor.describe()
+    here = to_data(description, options)
+    for field in ("executor", "vocab_size", "context", "groups"):
+        if header.configuration.get(field) != here[field]:
+            raise RecoveryRefused(field, header.configuration.get(field), here[field])
+    now = fingerprint(description, opened.fingerprint)
+    for field, value in header.fingerprint.items():
+        # Another release of this code or of Python decodes the same text; another kernel may not.
+        if field not in ("txdecode", "python") and now.get(field) != value:
+            raise RecoveryRefused(f"fingerprint '{field}'", value, now.get(field))
+
+
+def _take_up(runtime: Runtime, journal: Journal, submitted: dict[int, RequestSubmitted]) -> None:
+    unfinished = sorted(runtime.ledgers.tokens.sequences)
+    tail = None if journal.tail is None else attrs.asdict(journal.tail)
+    runtime.note(RuntimeNote("recovered", {"unfinished": len(unfinished), "torn_tail": tail}))
+    for number in unfinished:
+        event = submitted[number]
+        if runtime.ledgers.tokens.sequences[number].resident:
+            runtime.evict(number, "recovered")
+        try:
+            parameters = Parameters.from_data(event.parameters)
+        except (KeyError, TypeError) as error:
+            raise EventUndecodable(
+                f"request {number}: its recorded parameters cannot be read ({error}); "
+                f"recover the log with the version that wrote it"
+            ) from error
+        runtime.resume(event, parameters)
+    runtime.start_at(max(submitted, default=-1) + 1)

@@ -1,0 +1,201 @@
+"""A request inside the runtime: parameters, derived text state, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+from txdecode.runtime.handle import Finish, Handle, Result, Stats
+from txdecode.runtime.policy.controllers import Controller
+from txdecode.runtime.sampling import Sampling
+from txdecode.transactions.clip import ClipRules
+from txdecode.transactions.events import RequestSubmitted
+from txdecode.transactions.executor import NO_PROPOSAL, Drafter, Proposal
+
+DRAFT_FAULTS_MAX = 3
+"""Failures of a host drafter after which a request goes on without it."""
+
+
+class Stream(Protocol):
+    """Text derived from committed tokens, with the contract probe / commit / flush."""
+
+    def probe(self, candidates: Sequence[int]) -> int | None:
+        """Index of the first candidate that completes a stop string; changes nothing."""
+
+    def commit(self, ids: Sequence[int]) -> str:
+        """Text that these tokens make final."""
+
+    def flush(self) -> str:
+        """Text held back until now; the request is over."""
+
+
+class NoText:
+    """The stream of a runtime without a tokenizer."""
+
+    def probe(self, candidates: Sequence[int]) -> int | None:
+        """There are no stop strings."""
+        return None
+
+    def commit(self, ids: Sequence[int]) -> str:
+        """There is no text."""
+        return ""
+
+    def flush(self) -> str:
+        """There is no text."""
+        return ""
+
+
+@attrs.frozen
+class Parameters:
+    """What the caller asked for, beyond prompt and budget; all of it is in the log."""
+
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    draft_len: int | str | None = None
+    max_tokens: int = 0
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for the log."""
+        return {
+            "sampling": self.sampling.to_data(),
+            "stop": list(self.stop),
+            "draft_len": self.draft_len,
+            "max_tokens": self.max_tokens,
+        }
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Parameters:
+        """Inverse of ``to_data``."""
+        return cls(
+            Sampling.from_data(data["sampling"]), tuple(data["stop"]), data["draft_len"], data["max_tokens"]
+        )
+
+
+@attrs.define(eq=False)
+class Request:
+    """One request. ``faults`` counts consecutive faults of the executor in its launches."""
+
+    id: int
+    prompt: tuple[int, ...]
+    budget: int
+    stop_ids: frozenset[int]
+    parameters: Parameters
+    handle: Handle
+    stream: Stream
+    controller: Controller
+    drafter: Drafter | None
+    vocab_size: int
+    ids: list[int] = attrs.Factory(list)
+    pieces: list[str] = attrs.Factory(list)
+    faults: int = 0
+    draft_faults: int = 0
+    fallback: str = "none"
+    rounds: int = 0
+    plain_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    rollbacks: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    device_ns: int = 0
+
+    def submitted(self, now_us: int) -> RequestSubmitted:
+        """The event that makes this request known."""
+        return RequestSubmitted(
+            self.id,
+            self.prompt,
+            self.budget,
+            tuple(sorted(self.stop_ids)),
+            1,
+            self.parameters.to_data(),
+            now_us,
+        )
+
+    def begin(self) -> None:
+        """Derived state starts from the known tokens."""
+        self.controller.begin(self.id)
+        if self.drafter is not None:
+            try:
+                self.drafter.begin(self.id, (*self.prompt, *self.ids))
+            except Exception as error:
+                self._drafter_failed(error, 1)
+
+    def rules(self, left: int) -> ClipRules:
+        """What may end this request with ``left`` tokens to go."""
+        return ClipRules(left, self.stop_ids, self.stream.probe if self.parameters.stop else None)
+
+    def propose(self, count: int) -> Proposal:
+        """Ask the host drafter. It may fail or misbehave without harm: the round is then a plain step, and a
+        drafter that keeps failing is left out for the rest of the request."""
+        drafter = self.drafter
+        if drafter is None:
+            return NO_PROPOSAL
+        try:
+            tokens = tuple(drafter.propose(self.id, count))
+            if len(tokens) > count:
+                raise ValueError(f"{len(tokens)} tokens proposed, at most {count} asked")
+            if not all(0 <= token < self.vocab_size for token in tokens):
+                raise ValueError(f"an id outside 0..{self.vocab_size - 1} proposed")
+            return Proposal(tokens, drafter.name) if tokens else NO_PROPOSAL
+        except Exception as error:
+            self._drafter_failed(error, DRAFT_FAULTS_MAX)
+            return NO_PROPOSAL
+
+    def _drafter_failed(self, error: Exception, most: int) -> None:
+        self.draft_faults += 1
+        self.fallback = f"{type(error).__name__}: {error}"[:120]
+        if self.draft_faults >= most:
+            self.drafter = None
+
+    def observe(self, offered: int, accepted: int) -> None:
+        """Count a committed round."""
+        self.rounds += 1
+        self.faults = 0
+        if offered:
+            self.drafted += offered
+            self.accepted += accepted
+        else:
+            self.plain_steps += 1
+        self.controller.observe(self.id, offered, accepted)
+
+    def take(self, emitted: tuple[int, ...]) -> str:
+        """Committed tokens enter everything that is derived from them; returns the text made final."""
+        piece = self.restore(emitted)
+        if self.drafter is not None:
+            try:
+                self.drafter.commit(self.id, emitted)
+            except Exception as error:
+                # Its context no longer matches the text, so it can only guess wrong from here on.
+                self._drafter_failed(error, 1)
+        return piece
+
+    def restore(self, emitted: tuple[int, ...]) -> str:
+        """Take up tokens that were committed before a recovery; returns the text that they made final."""
+        self.ids.extend(emitted)
+        piece = self.stream.commit(emitted)
+        if piece:
+            self.pieces.append(piece)
+        return piece
+
+    def stats(self) -> Stats:
+        """Counts so far."""
+        return Stats(
+            len(self.prompt),
+            self.rounds,
+            self.plain_steps,
+            self.drafted,
+            self.accepted,
+            len(self.ids),
+            self.preemptions,
+            self.rollbacks,
+            self.prefill_ns / 1e9,
+            self.decode_ns / 1e9,
+            (self.decode_ns - self.device_ns) / 1e9,
+        )
+
+    def result(self, finish: Finish) -> Result:
+        """The result, with all text flushed."""
+        text = None if isinstance(self.stream, NoText) else "".join(self.pieces)
+        return Result(self.id, tuple(self.ids), text, finish, self.stats())

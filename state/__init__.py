@@ -1,0 +1,1 @@
+"""The ledgers: pure projections of events."""

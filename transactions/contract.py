@@ -1,0 +1,37 @@
+"""What an executor's answers must satisfy before anything is decided by them."""
+
+from __future__ import annotations
+
+from txdecode.transactions.executor import ExecutorFault, Outcome, Proposal
+
+
+def check_count(what: str, found: int, expected: int) -> None:
+    """One answer a round; raises ``ExecutorFault``."""
+    if found != expected:
+        raise ExecutorFault(f"expected {expected} {what}, one a round, the executor returned {found}")
+
+
+def check_proposal(proposal: Proposal | None, asked: int, vocab_size: int) -> None:
+    """At most ``asked`` drafts, all of them in the vocabulary; raises ``ExecutorFault``."""
+    if proposal is None or not proposal.tokens:
+        return
+    if len(proposal.tokens) > asked:
+        raise ExecutorFault(f"drafter '{proposal.source}' proposed {len(proposal.tokens)}, asked {asked}")
+    if not all(0 <= token < vocab_size for token in proposal.tokens):
+        raise ExecutorFault(f"drafter '{proposal.source}' proposed an id outside 0..{vocab_size - 1}")
+
+
+def check_outcome(
+    request: int, outcome: Outcome, offered: Proposal | None, asked: int, vocab_size: int
+) -> None:
+    """The outcome is of the drafts that were offered (``None``: the executor drafted at most ``asked`` itself),
+    its path a chain of their rows, its token in the vocabulary; raises ``ExecutorFault``."""
+    rows = len(outcome.proposal.tokens) + 1
+    if offered is None:
+        check_proposal(outcome.proposal, asked, vocab_size)
+    elif outcome.proposal.tokens != offered.tokens:
+        raise ExecutorFault(f"request {request}: the outcome is of other drafts than were offered")
+    if outcome.path != tuple(range(len(outcome.path))) or not 1 <= len(outcome.path) <= rows:
+        raise ExecutorFault(f"request {request}: path {outcome.path} of {rows} rows is no chain")
+    if not 0 <= outcome.next_token < vocab_size:
+        raise ExecutorFault(f"request {request}: token {outcome.next_token} outside the vocabulary")

@@ -1,0 +1,251 @@
+"""The executor: the narrow side of the runtime behind which the kernels sit.
+
+A launch is a batch of rounds. An executor serves it verb by verb (``draft``, ``verify``, ``accept``, then
+``settle`` or ``abandon``) or fused (``launch``, ``collect``, then ``settle`` or ``abandon``); it says which
+in its capabilities. Rows beyond what ``settle`` names are scratch: they may be written by a round, and are
+never read by a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import attrs
+from txdecode.state.errors import TxDecodeError
+from txdecode.state.groups import StateGroup
+
+ProposalLaw = Literal["point", "sampled"]
+
+
+class ExecutorFault(TxDecodeError):
+    """A verb failed. The launch rolls back; committed state is what it was before the launch."""
+
+
+class CapabilityMissing(TxDecodeError):
+    """The executor lacks something that the configuration needs; raised when the runtime binds to it."""
+
+
+@attrs.frozen
+class Capabilities:
+    """What an executor can do; checked once, when the runtime binds.
+
+    ``row_invariant``: logits, KV and state are one function of the token prefix, to the bit, whatever the
+    width, chunking, batch mates or recomputation. ``fused``: it is driven by ``launch`` and ``collect``.
+    ``drafts``: it has drafters of its own behind ``draft``. ``advance``: who moves the tentative state.
+    ``tolerance``: the class of numeric differences where ``row_invariant`` does not hold.
+    """
+
+    row_invariant: bool
+    fused: bool = False
+    drafts: bool = False
+    advance: Literal["on_settle", "on_device"] = "on_settle"
+    tolerance: str = "exact"
+
+
+@attrs.frozen
+class Description:
+    """The static facts of an executor.
+
+    ``context``: most tokens of a sequence, prompt and generated together. ``rows_max``: widest round W.
+    ``prefill_rows_max``: most rows of one prefill plan. ``batch_max``: most requests of a launch.
+    ``memory``: the memory plan, bytes by name. ``fingerprint``: what must agree for equal bits.
+    """
+
+    name: str
+    vocab_size: int
+    context: int
+    rows_max: int
+    prefill_rows_max: int
+    batch_max: int
+    groups: tuple[StateGroup, ...]
+    capabilities: Capabilities
+    memory: Mapping[str, int]
+    fingerprint: Mapping[str, str]
+
+
+@attrs.frozen
+class SequenceView:
+    """Where the committed state of a sequence lies: all that an executor needs to find it.
+
+    ``length`` is the number of consumed tokens N. ``pages[g]`` is the page table of page group g,
+    ``columns[g]`` the current column of column group g, ``slots[g]`` the ring of ring group g.
+    """
+
+    request: int
+    epoch: int
+    length: int
+    pages: tuple[tuple[int, ...], ...]
+    columns: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@attrs.frozen
+class PrefillPlan:
+    """Consume ``tokens`` at positions ``view.length ..``: no logits are wanted.
+
+    ``pages[g]`` is the table of group g with the reserved pages appended; ``columns[g]`` the column that
+    takes the state after the last token. A plan that fails is not rolled back but recomputed from position
+    zero, so rings may be overwritten. A plan with ``view.length == 0`` starts from the zero state.
+    """
+
+    view: SequenceView
+    tokens: tuple[int, ...]
+    pages: tuple[tuple[int, ...], ...]
+    columns: tuple[int, ...]
+
+
+@attrs.frozen
+class RoundPlan:
+    """What one round of one request may touch, frozen before the launch.
+
+    Row i of the verified rows is ``[pending, d[0], d[1], ...][i]``, at position ``view.length + depth(i)``;
+    ``parents[i]`` is the row before it (-1 for row 0; in a chain i-1). The width W = ``len(parents)`` is
+    an upper bound: a drafter may propose less than W-1 tokens.
+
+    ``pages[g]``: the table of group g, reserved pages appended, covering W rows. ``columns[g][i]``: the
+    column that takes the state after row i. ``rng``: the half-open range of output positions whose draws
+    the round may use. ``budget``: most tokens that it may emit.
+    """
+
+    view: SequenceView
+    ordinal: int
+    pending: int
+    parents: tuple[int, ...]
+    pages: tuple[tuple[int, ...], ...]
+    columns: tuple[tuple[int, ...], ...]
+    rng: tuple[int, int]
+    budget: int
+
+    @property
+    def request(self) -> int:
+        """Identity of the request; rows and slots are none."""
+        return self.view.request
+
+    @property
+    def width(self) -> int:
+        """Most rows W of the round."""
+        return len(self.parents)
+
+
+@attrs.frozen
+class Proposal:
+    """Draft tokens and their law: ``point`` (copied or argmax) or ``sampled`` from ``q``.
+
+    ``q`` is the executor's own handle on the distributions as they were when the tokens were drawn; host
+    drafters leave it ``None``. ``source`` names the drafter in the log.
+    """
+
+    tokens: tuple[int, ...] = ()
+    source: str = "none"
+    law: ProposalLaw = "point"
+    q: object | None = None
+
+
+NO_PROPOSAL = Proposal()
+
+
+@attrs.frozen
+class Round:
+    """A plan with what is offered to it. ``proposal`` is ``None`` where the executor itself drafts."""
+
+    plan: RoundPlan
+    proposal: Proposal | None
+
+
+@attrs.frozen
+class Outcome:
+    """What acceptance decided, before any clip: ``path`` are the accepted rows beginning with row 0
+    (a chain: 0..a), ``next_token`` the correction or bonus after its last row."""
+
+    proposal: Proposal
+    path: tuple[int, ...]
+    next_token: int
+
+    @property
+    def accepted(self) -> int:
+        """Number a of accepted drafts."""
+        return len(self.path) - 1
+
+
+@attrs.frozen
+class Settlement:
+    """Move the state of ``plan``'s request to the state after the last row of ``path`` (t rows)."""
+
+    plan: RoundPlan
+    path: tuple[int, ...]
+
+
+@attrs.frozen
+class Ticket:
+    """A fused launch in flight."""
+
+    launch: int
+
+
+@attrs.frozen
+class AuditEntry:
+    """Digest of one piece of committed device state: ``index`` is a page ordinal, or 0."""
+
+    group: str
+    layer: int
+    index: int
+    digest: int
+
+
+class Executor(Protocol):
+    """Batch first; every verb takes all requests of a launch. Raises ``ExecutorFault`` where it fails."""
+
+    def describe(self) -> Description:
+        """Static facts; the same object each time."""
+
+    def prefill(self, batch: Sequence[PrefillPlan]) -> None:
+        """Consume prompt tokens."""
+
+    def draft(self, plans: Sequence[RoundPlan]) -> list[Proposal]:
+        """Propose at most ``width - 1`` tokens for each plan. Only where ``capabilities.drafts``."""
+
+    def verify(self, rounds: Sequence[Round]) -> None:
+        """One forward over all rows of all rounds; what acceptance needs stays inside the executor."""
+
+    def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
+        """Apply the acceptance law to the verified rows, in the order of ``rounds``."""
+
+    def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
+        """Draft, verify and accept as one program. Only where ``capabilities.fused``."""
+
+    def collect(self, ticket: Ticket) -> list[Outcome] | None:
+        """The outcomes of a launch in the order of its rounds, or ``None`` while it still runs."""
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Make the named rows the committed state. Called after the record is in the log."""
+
+    def abandon(self, plans: Sequence[RoundPlan]) -> None:
+        """Forget the tentative state of these rounds. Must not fail, and may come at any phase."""
+
+    def drop(self, request: int) -> None:
+        """The request holds no state any more (finished or preempted)."""
+
+    def audit(self, view: SequenceView) -> tuple[AuditEntry, ...]:
+        """Digests of the committed state of a sequence: a function of its consumed tokens alone, so
+        physical page, column and slot numbers must not enter."""
+
+
+class Drafter(Protocol):
+    """A drafter on the host. It sees committed tokens only and never decides what is emitted."""
+
+    @property
+    def name(self) -> str:
+        """Name in the log."""
+
+    def begin(self, request: int, tokens: Sequence[int]) -> None:
+        """A request starts, or continues after a preemption, with these known tokens."""
+
+    def propose(self, request: int, count: int) -> tuple[int, ...]:
+        """At most ``count`` tokens expected to follow the known ones; empty where nothing is likely."""
+
+    def commit(self, request: int, tokens: Sequence[int]) -> None:
+        """These tokens were emitted and committed."""
+
+    def end(self, request: int) -> None:
+        """The request is over."""

@@ -1,0 +1,60 @@
+"""The log and the ledgers as one thing: nothing is applied before it is appended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from txdecode.state.digest import pack
+from txdecode.state.ledgers import Delta, Ledgers
+from txdecode.state.reservations import Pools
+from txdecode.transactions.codec import Framed, encode
+from txdecode.transactions.events import Event
+from txdecode.transactions.fold import change, check_event
+
+
+class Log(Protocol):
+    """Where records go. ``append`` takes a batch in one write and returns its first sequence number; when it
+    returns, the batch is as durable as the log promises. It raises where it can't, then refuses for good."""
+
+    def append(self, records: Sequence[Framed]) -> int:
+        """Append a batch of records."""
+
+
+class Store:
+    """Committed state with its log."""
+
+    def __init__(self, ledgers: Ledgers, log: Log) -> None:
+        self.ledgers = ledgers
+        self.pools = Pools(ledgers)
+        self.log = log
+
+    def prepare(self, events: Sequence[Event]) -> tuple[list[Delta], list[Framed]]:
+        """Deltas and records of a batch over distinct sequences, digests filled in; changes nothing.
+
+        Raises ``LedgerCorrupt`` where replay would refuse the record, so that it is never appended.
+        """
+        deltas: list[Delta] = []
+        records: list[Framed] = []
+        base = self.ledgers.digests
+        for event in events:
+            wanted = change(event)
+            assert wanted is not None, f"{type(event).__name__} changes no ledger"
+            check_event(self.ledgers, event)
+            delta = self.ledgers.delta(wanted, base)
+            base = delta.digests
+            deltas.append(delta)
+            records.append(encode(msgspec.structs.replace(event, digests=pack(base))))
+        return deltas, records
+
+    def commit(self, events: Sequence[Event]) -> None:
+        """Append and apply a batch that needs nothing from the device in between."""
+        deltas, records = self.prepare(events)
+        self.log.append(records)
+        for delta in deltas:
+            self.ledgers.apply(delta)
+
+    def note(self, event: Event) -> None:
+        """Append an event that changes no ledger."""
+        self.log.append([encode(event)])

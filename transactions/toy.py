@@ -1,0 +1,380 @@
+"""The toy executor: a pure-Python integer model with every kind of state.
+
+Its next token is a hash of paged rows, a recurrence over all consumed tokens, a conv window and an n-gram
+context, so one row of error in any of them changes the text soon after. A drafter with a paged cache of
+(hidden, next token) pairs guesses well but not always. Nothing here is a language model; it exists so that
+the whole runtime runs thousands of rounds a second against a plain loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+from txdecode.state.groups import StateGroup
+from txdecode.transactions.accept import greedy
+from txdecode.transactions.executor import (
+    NO_PROPOSAL,
+    AuditEntry,
+    Capabilities,
+    CapabilityMissing,
+    Description,
+    ExecutorFault,
+    Outcome,
+    PrefillPlan,
+    Proposal,
+    Round,
+    RoundPlan,
+    SequenceView,
+    Settlement,
+    Ticket,
+)
+
+_PRIME = (1 << 61) - 1
+_A, _B, _C = 0x1F3D5B79A2C4E681, 0x0B5A3C1D2E4F6071, 0x13579BDF02468ACE
+CONV_WINDOW = 3
+NGRAM_CONTEXT = 2
+
+Hook = Callable[[str], None]
+"""Called with ``verb`` before and ``verb:late`` after the work of each verb; raising makes the verb fail."""
+
+
+def _hash(a: int, b: int, c: int) -> int:
+    x = (a * _A + b * _B + c * _C + 1) % _PRIME
+    return (x ^ (x >> 29)) * _A % _PRIME
+
+
+@attrs.frozen
+class ToyState:
+    """All state after some tokens: recurrence, sum of paged rows, conv window (newest last), last tokens."""
+
+    position: int = 0
+    recurrent: int = 0
+    attention: int = 0
+    window: tuple[int, ...] = (0,) * CONV_WINDOW
+    context: tuple[int, ...] = (0,) * NGRAM_CONTEXT
+
+
+@attrs.frozen
+class ToyRow:
+    """What one token adds: its paged row and raw conv input, the state after it, hidden and target."""
+
+    row: int
+    raw: int
+    state: ToyState
+    hidden: int
+    target: int
+
+
+def advance(state: ToyState, token: int, vocab_size: int) -> ToyRow:
+    """The model: one token in, the next one out. Pure."""
+    raw = _hash(token, state.context[-1], state.context[-2])
+    a, b, c = state.window
+    conv = _hash(a + 3 * b, 7 * c, raw)
+    recurrent = (state.recurrent * 0x9E3779B1 + conv) % _PRIME
+    row = _hash(token, state.position, conv)
+    attention = (state.attention + row) % _PRIME
+    hidden = _hash(recurrent, attention, conv)
+    # Three times in four the next token is a function of the last alone, so that the text repeats itself
+    # and copying drafters find something; the choice itself depends on every state.
+    target = hidden // 4 % vocab_size if hidden % 4 == 0 else (token * 5 + 3) % vocab_size
+    after = ToyState(state.position + 1, recurrent, attention, (b, c, raw), (*state.context[1:], token))
+    return ToyRow(row, raw, after, hidden, target)
+
+
+def plain(
+    prompt: Sequence[int], count: int, vocab_size: int, stop: frozenset[int] = frozenset()
+) -> list[int]:
+    """The oracle: the text of a plain loop without pages, columns, rounds or batches."""
+    state = ToyState()
+    target = -1
+    for token in prompt:
+        made = advance(state, token, vocab_size)
+        state, target = made.state, made.target
+    out: list[int] = []
+    while len(out) < count:
+        out.append(target)
+        if target in stop:
+            break
+        made = advance(state, target, vocab_size)
+        state, target = made.state, made.target
+    return out
+
+
+@attrs.define
+class _Scratch:
+    tokens: tuple[int, ...]
+    rows: list[ToyRow]
+
+
+class ToyExecutor:
+    """Implements ``Executor`` over integers, verb by verb or (``fused``) by launch and collect.
+
+    ``accuracy`` is the share, in eighths, of draft tokens that its drafter gets right; 0 leaves drafting to
+    the host. ``delay(launch)`` is how many polls a fused launch takes, so launches may finish in any order; its
+    writes happen at the last moment. ``hook`` injects faults.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 48,
+        context: int = 256,
+        page: int = 4,
+        page_count: int = 64,
+        batch_max: int = 4,
+        rows_max: int = 8,
+        fused: bool = False,
+        accuracy: int = 0,
+        delay: Callable[[int], int] = lambda launch: 0,
+        hook: Hook = lambda verb: None,
+    ) -> None:
+        self.accuracy = accuracy
+        self.delay = delay
+        self.hook = hook
+        self.page = page
+        self.ring = CONV_WINDOW + rows_max
+        columns = batch_max * (rows_max + 1) + rows_max
+        self._description = Description(
+            name="toy",
+            vocab_size=vocab_size,
+            context=context,
+            rows_max=rows_max,
+            prefill_rows_max=16,
+            batch_max=batch_max,
+            groups=(
+                StateGroup("kv", "pages", page, 1, 8, "target", page_count),
+                StateGroup("gdn", "column", 1, 1, 8, "target", columns),
+                StateGroup("conv", "ring", self.ring, 1, 8, "target", batch_max),
+                StateGroup("ngram", "tokens", NGRAM_CONTEXT, 1, 8),
+                StateGroup("pairs", "pages", page, 1, 8, "drafter", page_count),
+            ),
+            capabilities=Capabilities(row_invariant=True, fused=fused, drafts=accuracy > 0),
+            memory={"kv": page_count * page * 8, "gdn": columns * 8, "conv": batch_max * self.ring * 8},
+            fingerprint={"executor": "toy-1", "vocab": str(vocab_size), "page": str(page)},
+        )
+        self.vocab_size = vocab_size
+        self.kv = [[0] * page for _ in range(page_count)]
+        self.pairs = [[0] * page for _ in range(page_count)]
+        self.columns = [0] * columns
+        self.rings = [[0] * self.ring for _ in range(batch_max)]
+        self.contexts = [(0,) * NGRAM_CONTEXT for _ in range(batch_max)]
+        self.tails = [0] * batch_max
+        self._scratch: dict[tuple[int, int], _Scratch] = {}
+        self._programs: dict[int, tuple[list[int], list[Round]]] = {}
+
+    def describe(self) -> Description:
+        """Static facts."""
+        return self._description
+
+    # Reading and writing physical state.
+
+    def _read(self, view: SequenceView) -> ToyState:
+        """The committed state of a sequence, read from where it lies."""
+        n, (slot,) = view.length, view.slots
+        if not n:
+            return ToyState()
+        full, rest = divmod(n, self.page)
+        table = view.pages[0]
+        attention = sum(sum(self.kv[page]) for page in table[:full])
+        if rest:
+            attention += sum(self.kv[table[full]][:rest])
+        return ToyState(
+            n, self.columns[view.columns[0]], attention % _PRIME, self._window(slot, n), self.contexts[slot]
+        )
+
+    def _window(self, slot: int, end: int) -> tuple[int, ...]:
+        ring = self.rings[slot]
+        return tuple(ring[i % self.ring] if i >= 0 else 0 for i in range(end - CONV_WINDOW, end))
+
+    def _write_row(self, view: SequenceView, pages: tuple[tuple[int, ...], ...], made: ToyRow) -> None:
+        position = made.state.position - 1
+        index, offset = divmod(position, self.page)
+        self.kv[pages[0][index]][offset] = made.row
+        self.rings[view.slots[0]][position % self.ring] = made.raw
+
+    def _write_pair(self, pages: tuple[tuple[int, ...], ...], position: int, hidden: int, token: int) -> None:
+        """Pair (hidden of row position-1, token at position) sits in slot ``position``."""
+        if position:
+            index, offset = divmod(position, self.page)
+            self.pairs[pages[1][index]][offset] = _hash(hidden, token, position)
+
+    # Verbs.
+
+    def prefill(self, batch: Sequence[PrefillPlan]) -> None:
+        """Consume prompt tokens."""
+        self.hook("prefill")
+        for plan in batch:
+            view, slot = plan.view, plan.view.slots[0]
+            state = self._read(view)
+            hidden = self.tails[slot] if view.length else 0
+            for token in plan.tokens:
+                made = advance(state, token, self.vocab_size)
+                self._write_pair(plan.pages, state.position, hidden, token)
+                self._write_row(view, plan.pages, made)
+                state, hidden = made.state, made.hidden
+            self.columns[plan.columns[0]] = state.recurrent
+            self.contexts[slot], self.tails[slot] = state.context, hidden
+        self.hook("prefill:late")
+
+    def draft(self, plans: Sequence[RoundPlan]) -> list[Proposal]:
+        """Guess by running the model ahead and spoiling some guesses, as the pair cache says."""
+        self.hook("draft")
+        proposals = [self._guess(plan) for plan in plans]
+        self.hook("draft:late")
+        return proposals
+
+    def _guess(self, plan: RoundPlan) -> Proposal:
+        state = self._read(plan.view)
+        noise = self._pair_sum(plan.view)
+        token, tokens = plan.pending, []
+        for _ in range(plan.width - 1):
+            made = advance(state, token, self.vocab_size)
+            state, token = made.state, made.target
+            noise = _hash(noise, token, state.position)
+            if noise % 8 >= self.accuracy:
+                token = (token + 1) % self.vocab_size
+            # The drafter's own row for its guess: scratch, whatever acceptance says.
+            self._write_pair(plan.pages, state.position, made.hidden ^ 1, token)
+            tokens.append(token)
+        return Proposal(tuple(tokens), "toy")
+
+    def _pair_sum(self, view: SequenceView) -> int:
+        total = 0
+        for position in range(1, view.length):
+            index, offset = divmod(position, self.page)
+            total += self.pairs[view.pages[1][index]][offset]
+        return total % _PRIME
+
+    def verify(self, rounds: Sequence[Round]) -> None:
+        """All rows of all rounds; each row sees its causal prefix."""
+        self.hook("verify")
+        for entry in rounds:
+            assert entry.proposal is not None
+            self._forward(entry.plan, entry.proposal)
+        self.hook("verify:late")
+
+    def _forward(self, plan: RoundPlan, proposal: Proposal) -> None:
+        tokens = (plan.pending, *proposal.tokens)
+        assert len(tokens) <= plan.width, f"{len(tokens)} rows in a plan of {plan.width}"
+        state, rows = self._read(plan.view), []
+        for index, token in enumerate(tokens):
+            made = advance(state, token, self.vocab_size)
+            self._write_row(plan.view, plan.pages, made)
+            self.columns[plan.columns[0][index]] = made.state.recurrent
+            rows.append(made)
+            state = made.state
+        self._scratch[plan.view.request, plan.view.epoch] = _Scratch(tokens, rows)
+
+    def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
+        """The greedy law."""
+        self.hook("accept")
+        outcomes = [self._judge(entry.plan, entry.proposal or NO_PROPOSAL) for entry in rounds]
+        self.hook("accept:late")
+        return outcomes
+
+    def _judge(self, plan: RoundPlan, proposal: Proposal) -> Outcome:
+        scratch = self._scratch[plan.view.request, plan.view.epoch]
+        path, token = greedy(proposal.tokens, [made.target for made in scratch.rows])
+        return Outcome(proposal, path, token)
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Rows and columns lie where they belong; contexts, tails and pairs move by t rows."""
+        self.hook("settle")
+        for settlement in settlements:
+            plan = settlement.plan
+            slot = plan.view.slots[0]
+            scratch = self._scratch.pop((plan.view.request, plan.view.epoch))
+            hidden = self.tails[slot]
+            for row in settlement.path:
+                made = scratch.rows[row]
+                self._write_pair(plan.pages, made.state.position - 1, hidden, scratch.tokens[row])
+                hidden = made.hidden
+            self.contexts[slot] = scratch.rows[settlement.path[-1]].state.context
+            self.tails[slot] = hidden
+        self.hook("settle:late")
+
+    def abandon(self, plans: Sequence[RoundPlan]) -> None:
+        """Forget what the rounds left in scratch."""
+        for plan in plans:
+            self._scratch.pop((plan.view.request, plan.view.epoch), None)
+
+    def drop(self, request: int) -> None:
+        """Nothing is kept by request but scratch."""
+        for key in [key for key in self._scratch if key[0] == request]:
+            del self._scratch[key]
+
+    # The fused style.
+
+    def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
+        """Queue a program; it runs when its delay is over."""
+        if not self._description.capabilities.fused:
+            raise CapabilityMissing(
+                "this toy is not fused: drive it verb by verb, or build it with fused=True"
+            )
+        self.hook("launch")
+        self._programs[launch] = ([self.delay(launch)], list(rounds))
+        return Ticket(launch)
+
+    def collect(self, ticket: Ticket) -> list[Outcome] | None:
+        """Outcomes once the program has run. It writes at the last moment, like a real one may."""
+        left, rounds = self._programs[ticket.launch]
+        if left[0] > 0:
+            left[0] -= 1
+            return None
+        del self._programs[ticket.launch]
+        self.hook("collect")
+        outcomes = []
+        for entry in rounds:
+            proposal = entry.proposal if entry.proposal is not None else self._guess(entry.plan)
+            self._forward(entry.plan, proposal)
+            outcomes.append(self._judge(entry.plan, proposal))
+        self.hook("collect:late")
+        return outcomes
+
+    # Audit.
+
+    def audit(self, view: SequenceView) -> tuple[AuditEntry, ...]:
+        """Digests of the committed state, by page, column and ring."""
+        n, (slot,) = view.length, view.slots
+        entries = []
+        for g, (name, pool, first) in enumerate((("kv", self.kv, 0), ("pairs", self.pairs, 1))):
+            for index, page in enumerate(view.pages[g]):
+                start = index * self.page
+                digest = 0
+                for position in range(max(start, first), min(start + self.page, n)):
+                    digest = _hash(digest, pool[page][position - start], position)
+                entries.append(AuditEntry(name, 0, index, digest))
+        state = self._read(view)
+        entries.append(AuditEntry("gdn", 0, 0, state.recurrent))
+        entries.append(AuditEntry("conv", 0, 0, _hash(*state.window)))
+        entries.append(AuditEntry("ngram", 0, 0, _hash(*state.context, 0)))
+        entries.append(AuditEntry("tail", 0, 0, self.tails[slot] if n else 0))
+        return tuple(entries)
+
+
+def expected_audit(tokens: Sequence[int], page: int, vocab_size: int) -> tuple[AuditEntry, ...]:
+    """What ``audit`` must say after ``tokens`` were consumed, computed from the tokens alone."""
+    state, hidden = ToyState(), 0
+    rows: list[int] = []
+    pairs: list[int] = []
+    for position, token in enumerate(tokens):
+        made = advance(state, token, vocab_size)
+        rows.append(made.row)
+        pairs.append(_hash(hidden, token, position))
+        state, hidden = made.state, made.hidden
+    entries = []
+    for name, values, first in (("kv", rows, 0), ("pairs", pairs, 1)):
+        for index in range(-(-len(tokens) // page)):
+            digest = 0
+            for position in range(max(index * page, first), min(index * page + page, len(tokens))):
+                digest = _hash(digest, values[position], position)
+            entries.append(AuditEntry(name, 0, index, digest))
+    entries.append(AuditEntry("gdn", 0, 0, state.recurrent))
+    entries.append(AuditEntry("conv", 0, 0, _hash(*state.window)))
+    entries.append(AuditEntry("ngram", 0, 0, _hash(*state.context, 0)))
+    entries.append(AuditEntry("tail", 0, 0, hidden))
+    return tuple(entries)
+
+
+__all__ = ["ExecutorFault", "ToyExecutor", "ToyRow", "ToyState", "advance", "expected_audit", "plain"]
