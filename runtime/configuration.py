@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import attrs
+
 from txdecode.state.groups import StateGroup
 from txdecode.transactions.executor import Description
 

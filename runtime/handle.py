@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Literal, Protocol
 
 import attrs
+
 from txdecode.runtime.errors import TextUnavailable
 
 Finish = Literal["stop", "length", "cancelled"]
@@ -122,6 +123,12 @@ class Handle:
     def done(self) -> bool:
         """Whether the request is over."""
         return self._result is not None or self._error is not None
+
+    @property
+    def published(self) -> tuple[int, ...]:
+        """Token ids committed so far; does not wait."""
+        with self._changed:
+            return tuple(self._ids)
 
     def _wait(self, seen: int, items: list[int] | list[str]) -> bool:
         """Wait for an item past ``seen``; false where the request is over and there is none."""

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+
 from txdecode.runtime.configuration import Options, fingerprint, to_data
 from txdecode.runtime.drafters.prompt_lookup import PromptLookup
 from txdecode.runtime.errors import InvalidRequest
-from txdecode.runtime.journal import Journal
+from txdecode.runtime.journal import FileStorage, Journal, OpenStorage
 from txdecode.runtime.policy.controllers import parse
 from txdecode.runtime.text import Text
 from txdecode.transactions.executor import Drafter, Executor
@@ -53,6 +54,7 @@ def open_runtime(
     eos_ids: Sequence[int] = (),
     observer: Observer | None = None,
     paranoid: bool = False,
+    storage: OpenStorage = FileStorage,
 ) -> Runtime:
     """Open a runtime.
 
@@ -63,7 +65,7 @@ def open_runtime(
     ``draft``: ``lookup``, ``none``, ``executor`` (its own drafters) or a ``Drafter``. ``draft_len``: 0 to 15,
     ``additive`` or ``additive:CAP``. ``pages``: KV pages in the pool. ``batch_max``: most requests that decode
     together. ``context``: most tokens of a request. ``observer`` is told of every phase transition;
-    ``paranoid`` compares device audits after every rollback.
+    ``paranoid`` compares device audits after every rollback. ``storage`` is the port to the log's disk, for tests.
 
     Raises ``ModelError``, ``JournalError``, ``InvalidDraftLength``, ``InvalidRequest``, ``CapabilityMissing``.
     """
@@ -82,6 +84,7 @@ def open_runtime(
             configuration=to_data(description, options),
             durability=durability,
             overwrite=overwrite,
+            open_storage=storage,
         )
     try:
         return Runtime(opened, journal, options, observer=observer, paranoid=paranoid)

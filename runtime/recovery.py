@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
 from txdecode.runtime.configuration import Options, fingerprint, to_data
 from txdecode.runtime.errors import EventUndecodable, RecoveryRefused
-from txdecode.runtime.journal import Header, Journal, Record, read_header
+from txdecode.runtime.journal import FileStorage, Header, Journal, OpenStorage, Record, read_header
 from txdecode.runtime.opening import Durability, Opened, drafter_named, open_model
 from txdecode.runtime.replay import Folder, options_of
 from txdecode.runtime.request import Parameters
@@ -29,6 +30,7 @@ def recover_runtime(
     durability: Durability = "write",
     observer: Observer | None = None,
     paranoid: bool = False,
+    storage: OpenStorage = FileStorage,
 ) -> Runtime:
     """Open the runtime that wrote ``log`` again and take up its unfinished requests.
 
@@ -62,7 +64,7 @@ def recover_runtime(
         if isinstance(event, RequestSubmitted):
             submitted[event.request] = event
 
-    journal = Journal.resume(path, durability=durability, on_record=take)
+    journal = Journal.resume(path, durability=durability, on_record=take, open_storage=storage)
     try:
         runtime = Runtime(
             opened, journal, options, ledgers=folder.ledgers, observer=observer, paranoid=paranoid

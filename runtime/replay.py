@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
 from txdecode.runtime.configuration import Options, groups_from
 from txdecode.runtime.errors import EventUndecodable
 from txdecode.runtime.journal import Header, JournalCorrupt, Record, TornTail, iterate
@@ -23,7 +24,7 @@ from txdecode.transactions.events import (
     RoundCommitted,
     RoundRolledBack,
 )
-from txdecode.transactions.fold import fold
+from txdecode.transactions.fold import change, fold
 
 
 class Divergence(TxDecodeError):
@@ -123,11 +124,14 @@ class RequestHistory:
 
 @attrs.frozen
 class ReplayReport:
-    """A folded log: ``records`` read, ``events`` by kind, ``digests`` of every ledger at the end, histories of
-    all requests, and the torn tail where there was one. Every recorded digest up to here was checked."""
+    """A folded log: ``records`` read, ``checked`` of them with the digests of every ledger, ``events`` by kind,
+    ``digests`` of every ledger at the end (zero for a ledger that no unfinished request is in), ``chain`` of the
+    log there, histories of all requests, and the torn tail where there was one."""
 
     path: str
     records: int
+    checked: int
+    chain: str
     events: dict[str, int]
     digests: dict[str, str]
     requests: dict[int, RequestHistory]
@@ -153,13 +157,16 @@ def replay(
     folder = Folder(reader.header, path)
     kinds: dict[str, int] = {}
     requests: dict[int, RequestHistory] = {}
-    records = 0
+    records = checked = 0
+    chain = reader.chain
     for record in reader:
         if until is not None and record.sequence > until:
             reader.close()
             break
         event = folder.take(record)
         records += 1
+        checked += event is not None and change(event) is not None
+        chain = record.chain
         name = "unknown" if event is None else type(event).__name__
         kinds[name] = kinds.get(name, 0) + 1
         if isinstance(event, RequestSubmitted):
@@ -175,6 +182,8 @@ def replay(
     return ReplayReport(
         str(path),
         records,
+        checked,
+        chain.hex(),
         kinds,
         digests,
         requests,

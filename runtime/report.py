@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 
 import structlog
+
 from txdecode.runtime.request import Request
 
 _LOG = structlog.wrap_logger(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import attrs
+
 from txdecode.runtime.handle import Finish, Handle, Result, Stats
 from txdecode.runtime.policy.controllers import Controller
 from txdecode.runtime.sampling import Sampling

@@ -6,32 +6,29 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from txdecode.runtime.configuration import Options
 from txdecode.runtime.errors import RequestFailed, RuntimeClosed
-from txdecode.runtime.handle import Finish, Handle
+from txdecode.runtime.handle import Handle
 from txdecode.runtime.intake import Intake
 from txdecode.runtime.journal import NullJournal, RecordLog
+from txdecode.runtime.loop import Loop
 from txdecode.runtime.opening import Opened
-from txdecode.runtime.report import spec_line, warn
+from txdecode.runtime.report import warn
 from txdecode.runtime.request import Parameters, Request
 from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.scheduler import Scheduler
 from txdecode.state.ledgers import Ledgers
 from txdecode.transactions.coordinator import Coordinator
 from txdecode.transactions.events import RequestSubmitted, RuntimeNote
-from txdecode.transactions.executor import CapabilityMissing, ExecutorFault
+from txdecode.transactions.executor import CapabilityMissing
 from txdecode.transactions.phase import Signal
 from txdecode.transactions.residency import Residency
 from txdecode.transactions.store import Store
-from txdecode.transactions.transaction import Launch, Observer, Transaction
-
-FAULTS_MAX = 3
-"""Consecutive faults of the executor in a request's launches after which the request ends with an error."""
+from txdecode.transactions.transaction import Observer
 
 GREEDY = Sampling()
 
@@ -71,7 +68,8 @@ class Runtime:
         self._residency = Residency(self._coordinator)
         self._scheduler = Scheduler(self._coordinator, self._residency)
         self._intake = Intake(opened, self.options, self)
-        self._requests: dict[int, Request] = {}
+        self._loop = Loop(self._coordinator, self._residency, self._scheduler, self._intake)
+        self._requests = self._loop.requests
         self._inbox: deque[Request] = deque()
         self._lock = threading.RLock()
         self._wake = threading.Condition()
@@ -79,8 +77,6 @@ class Runtime:
         self._stopping = False
         self._closed = False
         self._failure: Exception | None = None
-        self._mark = 0
-        self._device_mark = 0
 
     # Opening.
 
@@ -200,11 +196,7 @@ class Runtime:
         with self._lock:
             self._check_open()
             try:
-                self._take_in()
-                self._honour_interrupts()
-                self._scheduler.admit()
-                self._prefill()
-                self._decode()
+                self._loop.turn(self._inbox)
             except Exception as error:
                 self._fail(error)
                 raise
@@ -214,151 +206,6 @@ class Runtime:
         """Step until nothing is left to do."""
         while self.step():
             pass
-
-    def _take_in(self) -> None:
-        while self._inbox:
-            request = self._inbox.popleft()
-            self._residency.submit(request.submitted(time.time_ns() // 1000))
-            request.begin()
-            self._scheduler.enqueue(request)
-
-    def _honour_interrupts(self) -> None:
-        """Interrupts of requests with no open round; those with one are the coordinator's to honour."""
-        interrupts = self._coordinator.interrupts
-        if not interrupts:
-            return
-        for number in list(interrupts):
-            request = self._requests.get(number)
-            launch = self._coordinator.in_flight(number)
-            if launch is not None and any(tx.request == number for tx in launch.open):
-                continue
-            if request is not None and number not in self.ledgers.tokens.sequences:
-                # Submitted by another thread a moment ago; the next step takes it in.
-                continue
-            signal = interrupts.pop(number)
-            if request is None:
-                continue
-            if signal is Signal.CANCEL:
-                self._end(request, "cancelled")
-            elif request in self._scheduler.running:
-                self._scheduler.preempt(request, "asked")
-
-    def _prefill(self) -> None:
-        batch = self._scheduler.prefill_batch()
-        if not batch:
-            return
-        before = self._residency.prefill_ns
-        requests = [self._requests[chunk.request] for chunk, _ in batch]
-        try:
-            self._residency.prefill(batch)
-        except ExecutorFault as error:
-            for request in requests:
-                self._count_fault(request, error, evict=True)
-            return
-        spent = self._residency.prefill_ns - before
-        for request in requests:
-            request.prefill_ns += spent
-
-    def _decode(self) -> None:
-        self._mark = self._coordinator.clock()
-        self._device_mark = self._coordinator.device_total
-        launches = [*self._coordinator.flights, *self._scheduler.begin_batches()]
-        for launch in launches:
-            self._drive(launch)
-        # What publishing took belongs to the requests that are still there to be told.
-        self._charge(launches)
-
-    def _charge(self, launches: Sequence[Launch]) -> None:
-        """Add the time since the last charge to the requests of these launches."""
-        now, device = self._coordinator.clock(), self._coordinator.device_total
-        wall, spent = now - self._mark, device - self._device_mark
-        self._mark, self._device_mark = now, device
-        for launch in launches:
-            for tx in launch.transactions:
-                request = self._requests.get(tx.request)
-                if request is not None:
-                    request.decode_ns += wall
-                    request.device_ns += spent
-
-    def _drive(self, launch: Launch) -> None:
-        """Advance a launch to its end, or to where its program still runs, and act on every round that ends."""
-        before = launch.open
-        waited = False
-        while not waited:
-            polled = launch.ticket is not None
-            if self._coordinator.advance(launch):
-                break
-            waited = polled and launch.ticket is not None
-        self._charge([launch])
-        for tx in before:
-            if not tx.open:
-                request = self._requests.get(tx.request)
-                assert request is not None, f"request {tx.request} ended with an open round"
-                self._close_round(request, tx, launch)
-
-    def _close_round(self, request: Request, tx: Transaction, launch: Launch) -> None:
-        if tx.ended_by is Signal.COMMITTED:
-            self._publish(request, tx)
-            return
-        request.rollbacks += 1
-        self._coordinator.interrupts.pop(request.id, None)
-        if tx.ended_by is Signal.CANCEL:
-            self._end(request, "cancelled")
-        elif tx.ended_by is Signal.PREEMPT:
-            self._scheduler.preempt(request, "asked")
-        else:
-            error = launch.fault if launch.fault is not None else ExecutorFault("the round was refused")
-            self._count_fault(request, error, evict=tx.dirty)
-
-    def _publish(self, request: Request, tx: Transaction) -> None:
-        assert tx.outcome is not None
-        request.observe(len(tx.outcome.proposal.tokens), tx.outcome.accepted)
-        piece = request.take(tx.emitted)
-        request.handle.publish(tx.emitted, piece)
-        if tx.clip != "none":
-            self._over(request, tx.clip)
-        elif tx.dirty:
-            warn("device dirty after settle", request=request.id)
-            self._scheduler.preempt(request, "dirty")
-
-    def _count_fault(self, request: Request, error: Exception, evict: bool) -> None:
-        request.faults += 1
-        warn("executor fault", request=request.id, faults=request.faults, error=str(error))
-        if request.faults >= FAULTS_MAX:
-            reason = f"the executor failed {request.faults} times in a row: {error}"
-            self._residency.finish(request.id, "error", reason)
-            failure = RequestFailed(request.id, reason)
-            failure.__cause__ = error
-            self._leave(request, "error")
-            request.handle.fail(failure)
-        elif evict:
-            self._scheduler.preempt(request, "fault")
-
-    # Ends.
-
-    def _end(self, request: Request, finish: Finish) -> None:
-        """End a request outside a round."""
-        self._residency.finish(request.id, finish)
-        self._over(request, finish)
-
-    def _over(self, request: Request, finish: Finish) -> None:
-        tail = request.stream.flush()
-        if tail:
-            request.pieces.append(tail)
-            request.handle.publish((), tail)
-        self._leave(request, finish)
-        request.handle.finish(request.result(finish))
-
-    def _leave(self, request: Request, finish: str) -> None:
-        drafter = self._intake.drafter
-        self._scheduler.remove(request)
-        del self._requests[request.id]
-        self._coordinator.interrupts.pop(request.id, None)
-        request.controller.end(request.id)
-        if drafter is not None:
-            with suppress(Exception):
-                drafter.end(request.id)
-        spec_line(request, drafter.name if drafter is not None else self._intake.drafter_name, finish)
 
     def _fail(self, error: Exception) -> None:
         """The runtime can't go on: every request ends with a typed error, nothing more becomes visible."""
@@ -422,7 +269,7 @@ class Runtime:
                 request.handle.fail(RequestFailed(request.id, "the runtime was closed before it finished"))
             try:
                 if self._failure is None:
-                    self._take_in()
+                    self._loop.take_in(self._inbox)
                     self._coordinator.store.note(RuntimeNote("closed", {"unfinished": len(self._requests)}))
             finally:
                 self._requests.clear()

@@ -134,7 +134,10 @@ class HoldingsLedger:
                     where = f"request {r} group '{group.name}' {self.unit}"
                     raise LedgerCorrupt(self.name, where, f"below {group.capacity}", units[g])
             owners = {units[g]: r for r, units in self.units.items()}
-            if owners != self.owners[g] or len(owners) != len(self.units):
+            if len(owners) != len(self.units):
+                where = f"group '{group.name}' {self.unit}s"
+                raise LedgerCorrupt(self.name, where, f"{len(self.units)} distinct", len(owners))
+            if owners != self.owners[g]:
                 raise LedgerCorrupt(self.name, f"group '{group.name}' owners", owners, self.owners[g])
 
     def free(self, group: int) -> list[int]:

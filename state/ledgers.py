@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import attrs
+
 from txdecode.state.changes import Change
 from txdecode.state.digest import LEDGERS, MASK, ZERO, Digests, add, mix
 from txdecode.state.errors import LedgerCorrupt

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Iterable
 
 import attrs
+
 from txdecode.state.changes import Ids, PerGroup
 from txdecode.state.errors import LedgerCorrupt, LedgerExhausted
 from txdecode.state.ledgers import Ledgers

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import attrs
+
 from txdecode.state.changes import Admit, Advance, Change, Close, Evict, Submit
 from txdecode.state.digest import MASK, mix
 from txdecode.state.errors import LedgerCorrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+
 from txdecode.state.errors import TxDecodeError
 from txdecode.transactions.events import EVENTS, RESERVED, Event
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 import attrs
+
 from txdecode.state.errors import TxDecodeError
 from txdecode.state.groups import StateGroup
 

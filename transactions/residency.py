@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+
 from txdecode.state.reservations import NOTHING, Reservation
 from txdecode.transactions.coordinator import Coordinator
 from txdecode.transactions.events import (

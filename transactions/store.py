@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+
 from txdecode.state.digest import pack
 from txdecode.state.ledgers import Delta, Ledgers
 from txdecode.state.reservations import Pools

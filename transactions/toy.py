@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import attrs
+
 from txdecode.state.groups import StateGroup
 from txdecode.transactions.accept import greedy
 from txdecode.transactions.executor import (
@@ -162,6 +163,7 @@ class ToyExecutor:
         self.tails = [0] * batch_max
         self._scratch: dict[tuple[int, int], _Scratch] = {}
         self._programs: dict[int, tuple[list[int], list[Round]]] = {}
+        self._abandoned: set[tuple[int, int]] = set()
 
     def describe(self) -> Description:
         """Static facts."""
@@ -295,9 +297,13 @@ class ToyExecutor:
         self.hook("settle:late")
 
     def abandon(self, plans: Sequence[RoundPlan]) -> None:
-        """Forget what the rounds left in scratch."""
+        """Forget what the rounds left in scratch, or will leave there if their program is still queued."""
+        queued = [entry.plan for _, rounds in self._programs.values() for entry in rounds]
         for plan in plans:
-            self._scratch.pop((plan.view.request, plan.view.epoch), None)
+            key = (plan.view.request, plan.view.epoch)
+            self._scratch.pop(key, None)
+            if plan in queued:
+                self._abandoned.add(key)
 
     def drop(self, request: int) -> None:
         """Nothing is kept by request but scratch."""
@@ -313,6 +319,7 @@ class ToyExecutor:
                 "this toy is not fused: drive it verb by verb, or build it with fused=True"
             )
         self.hook("launch")
+        self._abandoned.difference_update((entry.plan.request, entry.plan.view.epoch) for entry in rounds)
         self._programs[launch] = ([self.delay(launch)], list(rounds))
         return Ticket(launch)
 
@@ -329,6 +336,10 @@ class ToyExecutor:
             proposal = entry.proposal if entry.proposal is not None else self._guess(entry.plan)
             self._forward(entry.plan, proposal)
             outcomes.append(self._judge(entry.plan, proposal))
+            key = (entry.plan.request, entry.plan.view.epoch)
+            if key in self._abandoned:
+                self._abandoned.remove(key)
+                del self._scratch[key]
         self.hook("collect:late")
         return outcomes
 
@@ -348,7 +359,7 @@ class ToyExecutor:
         state = self._read(view)
         entries.append(AuditEntry("gdn", 0, 0, state.recurrent))
         entries.append(AuditEntry("conv", 0, 0, _hash(*state.window)))
-        entries.append(AuditEntry("ngram", 0, 0, _hash(*state.context, 0)))
+        entries.append(AuditEntry("ngram", 0, 0, _hash(state.context[0], state.context[1], 0)))
         entries.append(AuditEntry("tail", 0, 0, self.tails[slot] if n else 0))
         return tuple(entries)
 
@@ -372,7 +383,7 @@ def expected_audit(tokens: Sequence[int], page: int, vocab_size: int) -> tuple[A
             entries.append(AuditEntry(name, 0, index, digest))
     entries.append(AuditEntry("gdn", 0, 0, state.recurrent))
     entries.append(AuditEntry("conv", 0, 0, _hash(*state.window)))
-    entries.append(AuditEntry("ngram", 0, 0, _hash(*state.context, 0)))
+    entries.append(AuditEntry("ngram", 0, 0, _hash(state.context[0], state.context[1], 0)))
     entries.append(AuditEntry("tail", 0, 0, hidden))
     return tuple(entries)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import attrs
+
 from txdecode.state.changes import Ids, PerGroup
 from txdecode.state.ledgers import Ledgers
 from txdecode.state.reservations import Reservation

@@ -25,6 +25,7 @@ from zlib import crc32
 
 import attrs
 import msgspec
+
 from txdecode.runtime.journal.errors import JournalCorrupt, JournalVersionError, NotAJournal
 
 # The high first byte and the CR LF show at once a file that went through a text-mode copy.

@@ -27,6 +27,7 @@ from typing import Literal
 from zlib import crc32
 
 import attrs
+
 from txdecode.runtime.journal.errors import JournalCorrupt, JournalUnavailable, NotAJournal
 from txdecode.runtime.journal.format import (
     CHAIN_SIZE,
@@ -139,8 +140,6 @@ class _Source:
         """Whether the last checksum of the record at ``offset`` is right; the payload is not held at once."""
         position = offset + HEAD_SIZE
         end = position + length + CHAIN_SIZE
-        if end + 4 > self.size:
-            return False
         checksum = 0
         while position < end:
             part = self.read(position, min(CHUNK_SIZE, end - position))
@@ -199,11 +198,9 @@ class _Cursor:
         if length is None:
             return _Fault("no record header with a right checksum stands here")
         size = length + FRAMING
-        if offset + size > source.size:
-            return _Fault(f"the record needs {size} bytes, the file ends after {source.size - offset}")
         buffer, index = source.peek(offset, size)
         if len(buffer) - index < size:
-            return _Fault("the file was cut short while it was read")
+            return _Fault(f"the record needs {size} bytes, the file ends after {len(buffer) - index}")
         record = unframe(buffer, index, length, offset)
         if record is None:
             return _Fault("the checksum of payload and chain does not match")

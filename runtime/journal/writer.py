@@ -354,7 +354,7 @@ def _open_locked(path: Path, flags: int) -> int:
 
     The lock comes before any look at the content: whoever holds it may be about to write.
     """
-    mode = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | flags
+    mode = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags
     operation = "create" if flags else "open"
     try:
         descriptor = os.open(path, mode, 0o666)

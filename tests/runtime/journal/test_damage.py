@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 from zlib import crc32
 
 import pytest
@@ -18,6 +19,7 @@ from txdecode.runtime.journal import (
     JournalCorrupt,
     JournalError,
     JournalUnavailable,
+    Mode,
     NotAJournal,
     Record,
     iterate,
@@ -124,9 +126,28 @@ def test_a_wrong_length_with_a_right_checksum_is_no_torn_tail(
 ) -> None:
     path = make(entries)
     header, records = pieces(path)
-    head = records[4][:4] + struct.pack("<I", 1 << 20) + records[4][8:16]
-    records[4] = head + struct.pack("<I", crc32(head)) + records[4][20:]
+    records[4] = with_head(records[4], 0xC1, 1 << 20)
     assert refusal(put(path, header, *records)).sequence == 4
+
+
+def with_head(record: bytes, marker: int, length: int) -> bytes:
+    """The record with another marker and length under a right header checksum."""
+    head = struct.pack("<B3sI8s", marker, record[1:4], length, record[8:16])
+    return head + struct.pack("<I", crc32(head)) + record[20:]
+
+
+@pytest.mark.parametrize(("marker", "length"), [(0xC2, 11), (0xC1, (1 << 28) + 1)])
+def test_a_head_that_no_writer_makes_is_no_record(
+    make: Make, pieces: Pieces, entries: list[Entry], content: Content, marker: int, length: int
+) -> None:
+    path = make(entries)
+    header, records = pieces(path)
+    put(path, header, *records[:-1], with_head(records[-1], 0xC1, 11))
+    assert content(list(iterate(path, "strict"))) == entries
+    run = iterate(put(path, header, *records[:-1], with_head(records[-1], marker, length)))
+    assert content(list(run)) == entries[:-1]
+    assert run.tail is not None
+    assert "no record header" in run.tail.reason
 
 
 @pytest.mark.parametrize("gone", [0, 5, 10])
@@ -280,6 +301,11 @@ def test_the_search_is_linear_in_hostile_bytes(
     with pytest.raises(JournalCorrupt):
         list(iterate(path))
     assert read < 8 * path.stat().st_size < count * filler / 8
+
+
+def test_an_unknown_mode_is_a_programming_error(make: Make, entries: list[Entry]) -> None:
+    with pytest.raises(AssertionError):
+        iterate(make(entries), cast("Mode", "lenient"))
 
 
 def test_a_file_cut_while_it_is_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from txdecode.runtime.journal import (
     Entry,
     FileStorage,
     Journal,
+    JournalCorrupt,
     JournalExists,
     JournalFailed,
     JournalLocked,
@@ -22,6 +24,7 @@ from txdecode.runtime.journal import (
     NotAJournal,
     Record,
     iterate,
+    scan,
 )
 from txdecode.runtime.journal.writer import BUFFER_MAX
 
@@ -146,6 +149,11 @@ def test_a_batch_is_one_write_and_what_the_durability_adds(
     assert disk.payloads() == [b"first", b"second"]
 
 
+def test_an_unknown_durability_is_a_programming_error(disk: Disk) -> None:
+    with pytest.raises(AssertionError):
+        disk.create(durability=cast("Durability", "always"))
+
+
 def test_an_empty_batch_writes_nothing(disk: Disk) -> None:
     journal = disk.create()
     assert journal.append([]) == 0
@@ -158,7 +166,9 @@ def test_the_real_directory_is_synced(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     )
+    before = len(os.listdir("/proc/self/fd"))
     Journal.create(tmp_path / "a", fingerprint={}, configuration={}, durability="fsync").close()
+    assert len(os.listdir("/proc/self/fd")) == before
     assert synced == [str(tmp_path / "a"), str(tmp_path)]
 
 
@@ -376,7 +386,7 @@ def test_a_file_system_without_locks_is_refused(disk: Disk, monkeypatch: pytest.
         disk.create()
 
 
-def test_no_descriptor_is_leaked_by_refusals(disk: Disk) -> None:
+def test_no_descriptor_is_leaked_by_refusals(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = disk.create()
     journal.append(ONE)
     other = disk.path.parent / "text"
@@ -387,10 +397,17 @@ def test_no_descriptor_is_leaked_by_refusals(disk: Disk) -> None:
 
     def refused(kind: type[Exception], action: Callable[[], object]) -> None:
         before = len(os.listdir("/proc/self/fd"))
+        # Errors that are kept keep their frames: the file must not wait for those to go.
+        kept = []
         for _ in range(3):
-            with pytest.raises(kind):
+            with pytest.raises(kind) as caught:
                 action()
+            kept.append(caught)
         assert len(os.listdir("/proc/self/fd")) == before
+        kept.clear()
+
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
 
     refused(JournalLocked, lambda: Journal.resume(disk.path))
     journal.close()
@@ -400,6 +417,17 @@ def test_no_descriptor_is_leaked_by_refusals(disk: Disk) -> None:
     refused(NotAJournal, lambda: Journal.resume(other))
     refused(ArithmeticError, lambda: Journal.resume(disk.path, on_record=raise_it))
     refused(JournalFailed, lambda: disk.create({0: NOSPACE}, overwrite=True))
+    os.mkfifo(disk.path.parent / "pipe")
+    refused(NotAJournal, lambda: Journal.resume(disk.path.parent / "pipe"))
+    with disk.create(overwrite=True) as journal:
+        journal.append(ONE)
+    data = disk.path.read_bytes()
+    refused(NotAJournal, lambda: list(scan(other)))
+    disk.path.write_bytes(data[:-37] + data)
+    refused(JournalCorrupt, lambda: list(iterate(disk.path)))
+    refused(JournalCorrupt, lambda: Journal.resume(disk.path))
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    refused(JournalUnavailable, lambda: Journal.resume(disk.path))
 
 
 def test_a_reader_left_half_way_closes_its_file(disk: Disk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
+from typing import cast
 from zlib import crc32
 
 import msgspec
@@ -132,21 +133,30 @@ def test_an_unknown_key_of_the_map_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "reason"),
     [
-        header_of(b"\x80"),  # The map lacks its keys.
-        header_of(b"\xc1"),  # Not MessagePack.
-        header_of(msgspec.msgpack.encode({"required": [b"\xff"]})),
-        header_of(b"\x81\xa8required\x91\xa1\xff"),  # A string that is not UTF-8.
-        header_of(b"", version=0),
-        header_of(b"\x80", length=HEADER_MAP_MAX + 1),
-        header_of(b"\x80", length=500),
+        (header_of(b"\x80"), "map cannot be read"),  # The map lacks its keys.
+        (header_of(b"\xc1"), "map cannot be read"),  # Not MessagePack.
+        (header_of(msgspec.msgpack.encode({"required": [b"\xff"]})), "map cannot be read"),
+        (header_of(b"\x81\xa8required\x91\xa1\xff"), "map cannot be read"),  # A string that is not UTF-8.
+        (header_of(b"", version=0), "version 0"),
+        (header_of(b"\x80", length=HEADER_MAP_MAX + 1), "impossible"),
+        (header_of(b"\x80", length=500), "524 bytes expected"),
     ],
 )
-def test_a_header_that_cannot_be_is_damage(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(JournalCorrupt, match="file header") as caught:
+def test_a_header_that_cannot_be_is_damage(tmp_path: Path, data: bytes, reason: str) -> None:
+    with pytest.raises(JournalCorrupt, match=f"file header.*{reason}") as caught:
         read_header(write(tmp_path / "a", data))
     assert caught.value.sequence is None
+
+
+def test_a_header_that_no_reader_takes_is_not_written() -> None:
+    with pytest.raises(AssertionError):
+        encode_header({}, {}, SALT[:15])
+    with pytest.raises(AssertionError):
+        encode_header({}, {"text": "x" * HEADER_MAP_MAX}, SALT)
+    with pytest.raises(AssertionError):
+        encode_header({"pages": cast("str", 4)}, {}, SALT)
 
 
 def test_every_error_is_one_line_and_rooted() -> None:

@@ -31,7 +31,7 @@ def read_by_the_text(data: bytes) -> tuple[dict[str, object], list[tuple[int, in
     header = msgspec.msgpack.decode(data[20:end])
     at = end + 4
     chain = hashlib.blake2b(data[:at], digest_size=8).digest()
-    records = []
+    records: list[tuple[int, int, int, int, bytes]] = []
     while at < len(data):
         marker, kind, schema, flags, size, sequence, check = struct.unpack_from("<BBBBIQI", data, at)
         assert marker == 0xC1

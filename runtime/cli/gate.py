@@ -1,0 +1,116 @@
+"""``txdecode gate``: checks that a user can run against a model on the machine at hand."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import attrs
+import click
+
+from txdecode.runtime.cli.options import dtype_option, json_option, model_option, threads_option
+from txdecode.runtime.cli.render import Progress, print_json, print_table
+from txdecode.runtime.gates.lossless import LosslessReport, lossless_gate
+from txdecode.runtime.gates.prompts import BUILT_IN, read_prompts
+from txdecode.runtime.opening import open_model
+
+FAILED = 1
+
+
+@click.group()
+def gate() -> None:
+    """Check promises on this machine; exit code 1 where one does not hold."""
+
+
+@gate.command()
+@model_option
+@dtype_option
+@click.option("--full", is_flag=True, help="More widths, contexts and batches; by hand.")
+@threads_option
+@json_option
+def rows(model: str, dtype: str, full: bool, threads: int | None, as_json: bool) -> None:
+    """Check that q rows in one forward equal q single rows, to the bit.
+
+    Widths 1 to 16, across page borders, at long contexts, in prefill tiles, beside longer batch mates, and after
+    recomputation. Where it fails, argmax agreement and the largest difference say by how much.
+    """
+    from txdecode.runtime.gates.rows import rows_report
+
+    progress = Progress("gate rows")
+    try:
+        report = rows_report(model, dtype, full=full, threads=threads, progress=progress)
+    finally:
+        progress.close()
+    if as_json:
+        print_json({**attrs.asdict(report), "passed": report.passed})
+    else:
+        print_table(
+            ("check", "rows", "differ", "largest difference", "argmax agrees"),
+            [
+                (check.name, check.rows, check.mismatches, check.max_abs_diff, check.argmax_agreement)
+                for check in report.checks
+            ],
+        )
+    _verdict("rows", report.passed, quiet=as_json)
+
+
+@gate.command()
+@model_option
+@dtype_option
+@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Prompts of your own.")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=None, help="Cap every prompt's budget.")
+@click.option("--full", is_flag=True, help="Every prompt at every draft length; by hand.")
+@threads_option
+@json_option
+def lossless(
+    model: str,
+    dtype: str,
+    prompts: Path | None,
+    max_tokens: int | None,
+    full: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Check that speculation changes nothing but speed.
+
+    Tokens and logits with drafts of 1 to 15 and adaptive length, alone and in batches, against plain decoding of
+    each prompt alone; that drafting engaged on prompts that repeat; and that nothing was proposed where there is
+    nothing to propose. A failing case is run once more alone before it is reported.
+    """
+    chosen = BUILT_IN if prompts is None else read_prompts(prompts)
+    cap = max_tokens if max_tokens is not None else None if full else 48
+    progress = Progress("gate lossless")
+    try:
+        opened = open_model(model, dtype, threads=threads)
+        report = lossless_gate(opened, chosen, dtype=dtype, full=full, max_tokens=cap, progress=progress)
+    finally:
+        progress.close()
+    if as_json:
+        print_json({**attrs.asdict(report), "passed": report.passed})
+    else:
+        _print_lossless(report)
+    _verdict("lossless", report.passed, quiet=as_json)
+
+
+def _print_lossless(report: LosslessReport) -> None:
+    print_table(
+        ("prompt", "drafts", "batch", "tokens", "tokens equal", "logit rows", "differ", "drafted", "accepted")
+        + ("nothing to propose", "wrongly proposed"),
+        [
+            (case.prompt, case.draft_len, case.batch, case.tokens)
+            + ("yes" if case.first_difference is None else f"no, from {case.first_difference}",)
+            + (case.logit_rows, case.logit_differences, case.drafted, case.accepted)
+            + (case.empty_rounds, case.misproposed)
+            for case in report.cases
+        ],
+    )
+    for name in report.not_engaged:
+        click.echo(f"prompt '{name}' repeats, but no draft was accepted")
+
+
+def _verdict(name: str, passed: bool, *, quiet: bool) -> None:
+    if not quiet:
+        word = click.style("holds", fg="green") if passed else click.style("FAILS", fg="red", bold=True)
+        click.echo(f"gate {name} {word}")
+    if not passed:
+        sys.exit(FAILED)

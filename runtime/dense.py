@@ -1,0 +1,48 @@
+"""Opening a dense model: files to weights to executor. The only module of the runtime that loads torch."""
+
+from __future__ import annotations
+
+from txdecode.kernels.executor import DenseExecutor
+from txdecode.kernels.models.loading import load_text
+from txdecode.kernels.models.source import resolve
+from txdecode.kernels.models.weights import load_weights
+from txdecode.runtime.errors import InvalidRequest
+from txdecode.runtime.opening import Opened
+from txdecode.runtime.text import Text
+
+
+def open_dense(
+    name: str, dtype: str, pages: int | None, batch_max: int, context: int | None, threads: int | None
+) -> Opened:
+    """The dense executor over the model ``name``; arguments as for ``open_runtime``.
+
+    Raises subclasses of ``ModelError`` for what can't be loaded, ``InvalidRequest`` for arguments out of range.
+    """
+    if dtype not in ("bf16", "fp32"):
+        raise InvalidRequest(f"dtype must be 'bf16' or 'fp32', found {dtype!r}")
+    for field, value in (
+        ("pages", pages),
+        ("batch_max", batch_max),
+        ("context", context),
+        ("threads", threads),
+    ):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InvalidRequest(f"{field} must be an integer of at least 1, found {value!r}")
+    source = resolve(name)
+    assets = load_text(source)
+    text = Text(assets)
+    executor = DenseExecutor(
+        load_weights(source),
+        dtype=dtype,
+        page_count=pages,
+        batch_max=batch_max,
+        context=context,
+        threads=threads,
+    )
+    return Opened(
+        executor,
+        name,
+        text,
+        frozenset(assets.eos_ids),
+        fingerprint={"tokenizer": assets.digest(), "model": name},
+    )

@@ -1,0 +1,1 @@
+"""Gates that a user can run: ``lossless`` here, ``rows`` in the kernels."""

@@ -1,0 +1,127 @@
+"""Prompts for the gates and the demo: some whose answer repeats them, some whose answer does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from txdecode.runtime.errors import InvalidRequest
+
+
+@attrs.frozen
+class GatePrompt:
+    """Chat messages and how many tokens to decode. ``repeats``: the answer copies from the prompt, so that a
+    lookup drafter must engage."""
+
+    name: str
+    messages: Sequence[dict[str, Any]]
+    max_tokens: int
+    repeats: bool
+
+
+def _user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+CODE = """def mean(values):
+    total = 0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+def variance(values):
+    center = mean(values)
+    total = 0
+    for value in values:
+        total += (value - center) ** 2
+    return total / len(values)
+
+
+def median(values):
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+"""
+
+DEMO = GatePrompt(
+    "code edit",
+    _user(f"Rename the function mean to average everywhere and repeat the whole file:\n```python\n{CODE}```"),
+    192,
+    True,
+)
+
+BUILT_IN: tuple[GatePrompt, ...] = (
+    DEMO,
+    GatePrompt(
+        "json",
+        _user(
+            'Repeat this list unchanged: [{"name": "oak", "height": 31}, {"name": "elm", "height": 24}, '
+            '{"name": "ash", "height": 27}, {"name": "yew", "height": 12}]'
+        ),
+        96,
+        True,
+    ),
+    GatePrompt(
+        "quote",
+        _user(
+            "Quote the second sentence: The harbour froze in January. Two ships waited outside until the ice "
+            "broke in March. Their crews played cards and mended sails."
+        ),
+        64,
+        True,
+    ),
+    GatePrompt("chat", _user("What should I cook tonight with rice, eggs and spinach?"), 64, False),
+    GatePrompt("short", _user("Hi."), 24, False),
+    GatePrompt(
+        "long",
+        _user(
+            "Summarise these notes in one sentence.\n"
+            + "\n".join(
+                f"Day {day}: measured {day * 7 % 23} samples at station {day % 5}, wind from the "
+                f"{('north', 'east', 'south', 'west')[day % 4]}, water {day * 3 % 17} degrees."
+                for day in range(1, 41)
+            )
+        ),
+        48,
+        False,
+    ),
+    GatePrompt(
+        "reasoning", _user("A train leaves at 9:40 and arrives at 12:05. How long is the trip?"), 64, False
+    ),
+    GatePrompt("list", _user("List the numbers from 1 to 30, one a line."), 80, False),
+)
+
+
+def read_prompts(path: Path) -> tuple[GatePrompt, ...]:
+    """Prompts of a JSON-lines file: ``id``, ``messages``, ``max_tokens`` and, where known, ``category`` a line.
+
+    Raises ``InvalidRequest`` naming the line.
+    """
+    prompts = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"prompts file '{path}' cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            category = row.get("category", "")
+            repeats = category in ("code_edit", "json", "quote", "tool_call")
+            prompts.append(GatePrompt(str(row["id"]), row["messages"], int(row["max_tokens"]), repeats))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidRequest(
+                f"prompts file '{path}', line {number}: expected an object with id, messages and max_tokens, "
+                f"found {type(error).__name__}: {error}"
+            ) from error
+    if not prompts:
+        raise InvalidRequest(f"prompts file '{path}' holds no prompts")
+    return tuple(prompts)
