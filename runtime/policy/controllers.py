@@ -10,6 +10,7 @@ import re
 from typing import Protocol
 
 import attrs
+
 from txdecode.state.errors import TxDecodeError
 
 DRAFT_MAX = 15
