@@ -133,7 +133,7 @@ class Loop:
             self._publish(request, tx)
             return
         request.rollbacks += 1
-        self._coordinator.interrupts.pop(request.id, None)
+        self._forget_interrupt(request.id, tx.ended_by)
         if tx.ended_by is Signal.CANCEL:
             self._end(request, "cancelled")
         elif tx.ended_by is Signal.PREEMPT:
@@ -141,6 +141,15 @@ class Loop:
         else:
             error = launch.fault if launch.fault is not None else ExecutorFault("the round was refused")
             self._count_fault(request, error, evict=tx.dirty)
+
+    def _forget_interrupt(self, request: int, honoured: Signal | None) -> None:
+        """The interrupt that ended a round is done with; another one that came meanwhile is not."""
+        interrupts = self._coordinator.interrupts
+        asked = interrupts.pop(request, None)
+        if asked is Signal.CANCEL and honoured is not Signal.CANCEL:
+            interrupts[request] = Signal.CANCEL
+        elif asked is Signal.PREEMPT and honoured is Signal.FAULT:
+            interrupts.setdefault(request, Signal.PREEMPT)
 
     def _publish(self, request: Request, tx: Transaction) -> None:
         assert tx.outcome is not None

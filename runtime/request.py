@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, Protocol
 
 import attrs
@@ -134,7 +135,8 @@ class Request:
         if drafter is None:
             return NO_PROPOSAL
         try:
-            tokens = tuple(drafter.propose(self.id, count))
+            # Array libraries have integers of their own, which the log could not hold.
+            tokens = tuple(int(index(token)) for token in drafter.propose(self.id, count))
             if len(tokens) > count:
                 raise ValueError(f"{len(tokens)} tokens proposed, at most {count} asked")
             if not all(0 <= token < self.vocab_size for token in tokens):

@@ -172,12 +172,11 @@ class Runtime:
         self._interrupt(handle.request, Signal.PREEMPT)
 
     def _interrupt(self, request: int, signal: Signal) -> None:
-        if request not in self._requests:
-            return
         interrupts = self._coordinator.interrupts
-        if interrupts.get(request) is not Signal.CANCEL:
-            interrupts[request] = signal
         with self._wake:
+            # A preemption must not take the place of a cancel.
+            if request in self._requests and interrupts.get(request) is not Signal.CANCEL:
+                interrupts[request] = signal
             self._wake.notify_all()
 
     # The loop.
@@ -276,9 +275,12 @@ class Runtime:
                 self.log.close()
 
     def check(self) -> None:
-        """Check every invariant of the ledgers and, between steps, of the reservations; raises
-        ``LedgerCorrupt``. For idle moments, debugging and tests."""
+        """Check every invariant of the ledgers and of the reservations, those of programs in flight included;
+        raises ``LedgerCorrupt``. Between steps only; for debugging and tests."""
         with self._lock:
             self.ledgers.check()
-            if not self._coordinator.flights:
-                self._coordinator.store.pools.check()
+            flights = self._coordinator.flights
+            open_rounds = [tx.reservation for launch in flights for tx in launch.open]
+            retained = [held for launch in flights for held in launch.retained]
+            retired = [held for launch in flights for held in launch.retired]
+            self._coordinator.store.pools.check([*open_rounds, *retained], retired)

@@ -9,7 +9,7 @@ is the same run again; replay takes the units from the events instead.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -143,19 +143,23 @@ class Pools:
             tuple((unit,) for unit in ledgers.history.units.get(request, ())),
         )
 
-    def check(self) -> None:
-        """With no launch in flight nothing is reserved, and what is free here is what is free in committed
-        state. Raises ``LedgerCorrupt`` naming the group."""
-        if self.reserved:
-            raise LedgerCorrupt("reservations", "open when idle", 0, self.reserved)
+    def check(self, reserved: Sequence[Reservation] = (), retired: Sequence[Reservation] = ()) -> None:
+        """Every unit is in one place: what is free here, in the open reservations and in ``retired`` (let go by
+        committed state while a program still writes to it) is what is free in committed state, each once.
+
+        Without arguments: nothing is reserved. Raises ``LedgerCorrupt`` naming the group.
+        """
+        if self.reserved != len(reserved):
+            field = "open" if reserved else "open when idle"
+            raise LedgerCorrupt("reservations", field, len(reserved), self.reserved)
+        held = (*reserved, *retired)
         ledgers = self.ledgers
-        for pools, committed in (
-            (self.pages, ledgers.pages.free),
-            (self.columns, ledgers.recurrent.free),
-            (self.slots, ledgers.history.free),
+        for pools, committed, taken in (
+            (self.pages, ledgers.pages.free, [r.pages for r in held]),
+            (self.columns, ledgers.recurrent.free, [r.columns for r in held]),
+            (self.slots, ledgers.history.free, [r.slots for r in held]),
         ):
             for g, pool in enumerate(pools):
-                if pool.free() != committed(g):
-                    raise LedgerCorrupt(
-                        "reservations", f"group '{pool.name}' free", committed(g), pool.free()
-                    )
+                found = sorted([*pool.free(), *(unit for groups in taken if groups for unit in groups[g])])
+                if found != committed(g):
+                    raise LedgerCorrupt("reservations", f"group '{pool.name}' free", committed(g), found)

@@ -12,6 +12,7 @@ settle is *dirty*: its requests are rebuilt from their tokens.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from txdecode.state.changes import PerGroup
@@ -62,6 +63,7 @@ class Coordinator:
         self.paranoid = paranoid
         self.interrupts: dict[int, Signal] = {}
         self.flights: list[Launch] = []
+        self._under_way: set[tuple[int, int]] = set()
         self.device_ns = dict.fromkeys(("draft", "verify", "accept", "settle"), 0)
         self._opened = clock()
         self._launches = 0
@@ -87,7 +89,9 @@ class Coordinator:
         assert 1 <= width <= self.description.rows_max, f"width {width}"
         assert width <= ask.rules.budget, f"{ask.drafts} drafts for a budget of {ask.rules.budget}"
         where = view(ledgers, ask.request)
-        # A program of this epoch that is still out there would write its late rows over those of this round.
+        # Two rounds of one sequence write to the same rows: so would a program of this epoch that is still
+        # out there, though its round is over.
+        assert not self.has_round(ask.request), f"request {ask.request} has an open round"
         assert not self._flying(ask.request, where.epoch), f"a program still holds request {ask.request}"
         before = self.executor.audit(where) if self.paranoid else None
         reservation = self.store.pools.reserve(ask.request, width, width)
@@ -102,6 +106,7 @@ class Coordinator:
             ask.rules.budget,
         )
         tx = Transaction(ask, plan, reservation, before=before)
+        self._under_way.add((ask.request, where.epoch))
         tx.signal(Signal.BEGIN, self.observe)
         return tx
 
@@ -182,6 +187,7 @@ class Coordinator:
         launch.times = ((end - start) // 1000, 0, 0)
         if capabilities.fused:
             launch.ticket = self.executor.launch(launch.number, _rounds(rounds))
+            launch.flown = rounds
             self.flights.append(launch)
             self.device_ns["verify"] += self.clock() - end
         for tx in rounds:
@@ -215,10 +221,10 @@ class Coordinator:
         if outcomes is None:
             return
         self._retire(launch)
-        check_count("outcomes", len(outcomes), len(launch.transactions))
+        check_count("outcomes", len(outcomes), len(launch.flown))
         current = []
-        for tx, outcome in zip(launch.transactions, outcomes, strict=True):
-            epoch = self._epoch(tx)
+        for tx, outcome in zip(launch.flown, outcomes, strict=True):
+            epoch = self._epoch(tx.request)
             if not tx.open or epoch != tx.plan.view.epoch:
                 data = {"request": tx.request, "epoch": tx.plan.view.epoch, "current": epoch}
                 self.store.note(RuntimeNote("stale result dropped", data))
@@ -230,8 +236,8 @@ class Coordinator:
             current.append((tx, outcome))
         self._decide(current)
 
-    def _epoch(self, tx: Transaction) -> int:
-        state = self.store.ledgers.tokens.sequences.get(tx.request)
+    def _epoch(self, request: int) -> int:
+        state = self.store.ledgers.tokens.sequences.get(request)
         return -1 if state is None else state.epoch
 
     def _decide(self, decided: Sequence[tuple[Transaction, Outcome]]) -> None:
@@ -270,7 +276,7 @@ class Coordinator:
                 store.pools.close(tx.reservation, NOTHING)
                 store.pools.give(held)
             tx.signal(Signal.COMMITTED, self.observe)
-            tx.ended_by = Signal.COMMITTED
+            self._end(tx, Signal.COMMITTED)
 
     def _event(self, launch: Launch, tx: Transaction, now: int) -> RoundCommitted:
         assert tx.outcome is not None
@@ -313,13 +319,15 @@ class Coordinator:
         start = self.clock()
         try:
             self.executor.settle([Settlement(tx.plan, tx.path) for tx in rounds])
-            for tx in rounds:
-                if tx.clip != "none":
-                    self.executor.drop(tx.request)
         except Exception:
             # The record is in the log, so the log is right; the caller rebuilds the device from it.
             for tx in rounds:
                 tx.dirty = True
+        for tx in rounds:
+            if tx.clip != "none":
+                # Over whatever the device says, and nobody will ask for this request again.
+                with contextlib.suppress(Exception):
+                    self.executor.drop(tx.request)
         self.device_ns["settle"] += self.clock() - start
 
     def rollback(self, launch: Launch, tx: Transaction, signal: Signal, detail: str) -> None:
@@ -349,9 +357,13 @@ class Coordinator:
         else:
             self.store.pools.close(tx.reservation, NOTHING)
         tx.signal(Signal.ROLLED_BACK, self.observe)
-        tx.ended_by = signal
+        self._end(tx, signal)
         if signal is not Signal.REFUSED:
             self._note_rollback(launch, tx, phase, signal, detail)
+
+    def _end(self, tx: Transaction, signal: Signal) -> None:
+        tx.ended_by = signal
+        self._under_way.discard((tx.request, tx.plan.view.epoch))
 
     def _note_rollback(
         self, launch: Launch, tx: Transaction, phase: Phase, signal: Signal, detail: str
@@ -367,7 +379,7 @@ class Coordinator:
 
     def _compare_audit(self, tx: Transaction, before: Iterable[object]) -> None:
         after = self.executor.audit(tx.plan.view)
-        for old, new in zip(before, after, strict=True):
+        for old, new in itertools.zip_longest(before, after):
             if old != new:
                 raise LedgerCorrupt("device", f"request {tx.request} after rollback", old, new)
 
@@ -384,18 +396,22 @@ class Coordinator:
         launch.retained.clear()
         launch.retired.clear()
 
+    def has_round(self, request: int) -> bool:
+        """Whether a round of the request's current epoch is open."""
+        return (request, self._epoch(request)) in self._under_way
+
     def in_flight(self, request: int) -> Launch | None:
         """The launch whose program still holds pages of ``request``, if any: the latest, since an earlier one
         is of an earlier epoch."""
         for launch in reversed(self.flights):
-            if any(tx.request == request for tx in launch.transactions):
+            if any(tx.request == request for tx in launch.flown):
                 return launch
         return None
 
     def _flying(self, request: int, epoch: int) -> bool:
         flight = self.in_flight(request)
         return flight is not None and any(
-            tx.request == request and tx.plan.view.epoch == epoch for tx in flight.transactions
+            tx.request == request and tx.plan.view.epoch == epoch for tx in flight.flown
         )
 
 

@@ -68,19 +68,19 @@ class Residency:
         plans = [self._plan(chunk, reservation) for chunk, reservation in chunks]
         try:
             self.executor.prefill(plans)
-            spent = self.coordinator.clock() - start
-            self.prefill_ns += spent
-            events = [
-                self._event(plan, reservation, spent // 1000)
-                for plan, (_, reservation) in zip(plans, chunks, strict=True)
-            ]
-            deltas, records = store.prepare(events)
         except Exception as error:
             self._give_back(chunks)
             if isinstance(error, ExecutorFault | AssertionError):
                 raise
             raise ExecutorFault(f"prefill failed: {type(error).__name__}: {error}") from error
+        spent = self.coordinator.clock() - start
+        self.prefill_ns += spent
         try:
+            events = [
+                self._event(plan, reservation, spent // 1000)
+                for plan, (_, reservation) in zip(plans, chunks, strict=True)
+            ]
+            deltas, records = store.prepare(events)
             store.log.append(records)
         except Exception:
             self._give_back(chunks)
@@ -124,16 +124,23 @@ class Residency:
     def evict(self, request: int, reason: str) -> None:
         """The request gives up its state and keeps its tokens."""
         state = self.store.ledgers.tokens.sequences[request]
-        held = self.store.pools.holdings(request)
+        held = self._held(request)
         self.store.commit([RequestPreempted(request, state.epoch + 1, reason, held.pages)])
         self._leave(request, held)
 
     def finish(self, request: int, reason: str, detail: str = "") -> None:
         """The request ends outside a round."""
         state = self.store.ledgers.tokens.sequences[request]
-        held = self.store.pools.holdings(request)
+        held = self._held(request)
         self.store.commit([RequestFinished(request, state.epoch, reason, detail[:500], held.pages)])
         self._leave(request, held)
+
+    def _held(self, request: int) -> Reservation:
+        coordinator = self.coordinator
+        # A flight keeps what its program names until it retires; a round between verbs has only its plan.
+        flying = coordinator.in_flight(request) is not None
+        assert flying or not coordinator.has_round(request), f"request {request} has an open round"
+        return self.store.pools.holdings(request)
 
     def _leave(self, request: int, held: Reservation) -> None:
         launch = self.coordinator.in_flight(request)

@@ -70,11 +70,13 @@ class Transaction:
 
 @attrs.define
 class Launch:
-    """The rounds that share a forward. ``ticket`` is set while a fused program holds them."""
+    """The rounds that share a forward. ``ticket`` is set while a fused program holds them: those in ``flown``,
+    since a round that ended before the program began is not in it."""
 
     number: int
     transactions: list[Transaction]
     ticket: Ticket | None = None
+    flown: list[Transaction] = attrs.Factory(list)
     fault: Exception | None = None
     retained: list[Reservation] = attrs.Factory(list)
     retired: list[Reservation] = attrs.Factory(list)

@@ -11,6 +11,10 @@ from txdecode.state.errors import TxDecodeError
 class ModelError(TxDecodeError):
     """A model cannot be used. Every error below is one."""
 
+    def __init__(self, message: str) -> None:
+        # Names come from files of strangers: what is not printable could forge lines on a terminal.
+        super().__init__("".join(char if char.isprintable() else "\ufffd" for char in message))
+
 
 class UnknownModel(ModelError):
     """The name is neither a model that this package knows, nor a folder, nor a ``.gguf`` file."""

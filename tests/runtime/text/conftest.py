@@ -19,24 +19,8 @@ from txdecode.runtime.text import Text
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 # Tokens over the 256 bytes: words, parts of characters, a whole one, ends that begin others.
-_JOINED = (
-    "he",
-    "hel",
-    "hell",
-    "hello",
-    "wo",
-    "wor",
-    "world",
-    "ðŁ",
-    "ðŁĺ",
-    "ðŁĺĢ",
-    "âĤ",
-    "Ġw",
-    "ab",
-    "abc",
-    "bc",
-    "END",
-)
+_WORDS = ("he", "hel", "hell", "hello", "wo", "wor", "world", "Ġw", "ab", "abc", "bc", "EN", "END")
+_JOINED = (*_WORDS, "ðŁ", "ðŁĺ", "ðŁĺĢ", "âĤ")
 
 
 def byte_level(special: tuple[str, ...] = ("<|end|>", "<|user|>")) -> Tokenizer:
@@ -55,19 +39,8 @@ def byte_level(special: tuple[str, ...] = ("<|end|>", "<|user|>")) -> Tokenizer:
 
 def byte_fallback(strips: bool = True) -> Tokenizer:
     """A tokenizer of the older Llama kind: ▁ for blanks, <0xNN> for bytes."""
-    words = [
-        "<s>",
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "▁",
-        "▁he",
-        "llo",
-        "▁wor",
-        "ld",
-        "a",
-        "b",
-        "é",
-    ]
+    spelled = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["<s>", "</s>", *spelled, "▁", "▁he", "llo", "▁wor", "ld", "a", "b", "é"]
     tokenizer = Tokenizer(BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips else steps)
@@ -86,6 +59,7 @@ def assets_of(
         eos_ids=(0,),
         bos_id=None,
         sampling={},
+        digest="",
     )
 
 
@@ -122,11 +96,16 @@ def smollm2() -> Text:
 @pytest.fixture(scope="session")
 def smollm2_theirs(smollm2: Text) -> Any:
     """The same tokenizer by transformers, with digits cut out before words as the model was trained."""
-    from transformers import AutoTokenizer
+    # What AutoTokenizer does with such a file, without its slow reading of the whole header.
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
-    path = resolve("smollm2").path
-    theirs = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    backend = theirs.backend_tokenizer
+    architecture, described, named = get_gguf_tokenizer(str(resolve("smollm2").path))
+    backend, _ = convert_gguf_tokenizer(architecture, described)
     digits = pre_tokenizers.Digits(individual_digits=True)
     backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
-    return theirs
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=named["chat_template"],
+        **{name: named[name] for name in ("bos_token", "eos_token", "unk_token", "pad_token")},
+    )

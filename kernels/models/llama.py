@@ -1,0 +1,164 @@
+"""The forward pass of the Llama family (Llama, SmolLM, Qwen2, Qwen3) over packed rows of many sequences.
+
+Logits, keys and values of a row are one function of the tokens before it, to the bit: linear layers and
+attention are computed in the forms of ``kernels.linear`` and ``kernels.attention``, everything else is
+elementwise or reduces within its row, and a launch of one row is padded to two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from txdecode.kernels.attention.cache import PagedCache, Segment
+from txdecode.kernels.attention.folded import FoldedAttention, padded_rows
+from txdecode.kernels.attention.masks import CausalMasks
+from txdecode.kernels.capability import Numerics
+from txdecode.kernels.linear import Linear
+from txdecode.kernels.linear.prepacked import PrepackedLinear
+from txdecode.kernels.models.config import DenseConfig
+from txdecode.kernels.models.layout import EMBEDDING, FINAL_NORM, HEAD
+from txdecode.kernels.models.packing import Layer, pack_layer
+from txdecode.kernels.models.weights import DenseWeights
+from txdecode.kernels.norm.fused import rms_norm, rms_norm_heads
+from txdecode.kernels.rotary.fused import rotate
+from txdecode.kernels.rotary.tables import RotaryTable
+
+
+@attrs.frozen
+class Limits:
+    """Sizes that a model is built for: positions below ``context``, ``rows_max`` rows a launch, of which
+    ``width_max`` of one sequence are the usual case; ``page_count`` pages."""
+
+    context: int
+    rows_max: int
+    width_max: int
+    page_count: int
+
+
+class NonFiniteActivation(RuntimeError):
+    """A row came out as NaN or infinity: no token may be chosen from it."""
+
+
+class LlamaModel:
+    """A dense decoder with its cache. Call it under ``torch.inference_mode``."""
+
+    def __init__(self, weights: DenseWeights, numerics: Numerics, limits: Limits) -> None:
+        config, tensors, dtype = weights.config, weights.tensors, numerics.dtype
+        self._config = config
+        self._limits = limits
+        self._heads = config.head_count
+        self._embedding = tensors[EMBEDDING].to(dtype)
+        self._final_norm = tensors[FINAL_NORM].to(dtype)
+        head = tensors[EMBEDDING if config.tied_head else HEAD].to(dtype)
+        self._head: Linear = PrepackedLinear(head, None, numerics.row_tile)
+        self._layers = [
+            pack_layer(tensors, index, config, numerics, PrepackedLinear)
+            for index in range(config.layer_count)
+        ]
+        self._rotary = RotaryTable(config, limits.context, dtype)
+        self.cache = PagedCache(
+            config.layer_count,
+            config.kv_head_count,
+            config.head_dim,
+            limits.page_count,
+            dtype,
+            numerics.key_multiple,
+        )
+        fold = config.head_count // config.kv_head_count
+        rows_table, slack = mask_table(config, numerics, limits)
+        self._attention = FoldedAttention(
+            self.cache,
+            CausalMasks(fold, rows_table, limits.context, slack, dtype),
+            fold=fold,
+            kv_heads=config.kv_head_count,
+            head_dim=config.head_dim,
+            rows_max=limits.rows_max,
+            dtype=dtype,
+            scale=config.head_dim**-0.5,
+        )
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of weights that a forward pass reads once, whatever its rows: the packed matrices."""
+        return self._head.weight_bytes + sum(layer.weight_bytes for layer in self._layers)
+
+    def forward(self, segments: Sequence[Segment], logits: bool) -> torch.Tensor | None:
+        """Write keys and values of all rows; with ``logits`` return those of every row, [rows, vocab].
+
+        Rows are in the order of the segments. The result may be a view with rows beyond it. Raises
+        ``NonFiniteActivation``, or ``RuntimeError`` where a kernel fails; keys and values of the rows are
+        then undefined.
+        """
+        config, eps = self._config, self._config.rms_eps
+        slots = [slot for segment in segments for slot in self.cache.open(segment)]
+        tokens = [token for segment in segments for token in segment.tokens]
+        positions = [p for segment in segments for p in range(segment.position, segment.end)]
+        wanted = len(tokens)
+        if wanted == 1:
+            tokens, positions, slots = tokens * 2, positions * 2, [slots[0], self.cache.trash_slot]
+        rows = len(tokens)
+        x = self._embedding.index_select(0, torch.tensor(tokens))
+        cos, sin = self._rotary.rows(torch.tensor(positions))
+        slot_index = torch.tensor(slots)
+        bound = self._attention.bind(segments, rows)
+        queries = bound.queries
+        for index, layer in enumerate(self._layers):
+            projected = layer.qkv(rms_norm(x, layer.attention_norm, eps)).view(cos.shape)
+            if layer.head_norm is not None:
+                self._normalise_heads(projected, layer, eps)
+            turned = rotate(projected, cos, sin)
+            self.cache.layers[index].index_copy_(0, slot_index, turned[:, self._heads :])
+            if not logits and index + 1 == config.layer_count:
+                _check_finite(turned, wanted)
+                return None
+            queries.copy_(turned[:, : self._heads])
+            x = layer.o.add(self._attention(index, bound), x)
+            normal = rms_norm(x, layer.mlp_norm, eps)
+            x = layer.down.add(layer.up.multiply(normal, layer.gate.silu(normal)), x)
+        normal = rms_norm(x, self._final_norm, eps)
+        _check_finite(normal, wanted)
+        return self._head(normal)[:wanted]
+
+    @staticmethod
+    def _normalise_heads(projected: torch.Tensor, layer: Layer, eps: float) -> None:
+        """RMSNorm over head_dim of query and key heads, in place (Qwen3)."""
+        assert layer.head_norm is not None
+        turned = projected[:, : layer.head_norm.shape[0]]
+        turned.copy_(rms_norm_heads(turned, layer.head_norm, eps))
+
+
+def _check_finite(rows: torch.Tensor, wanted: int) -> None:
+    # One NaN or infinity in any layer stays in its row to the end, and makes the sum of the row one.
+    if not math.isfinite(rows[:wanted].sum().item()):
+        raise NonFiniteActivation("a row of the launch is not finite: the weights or the input are damaged")
+
+
+def mask_table(config: DenseConfig, numerics: Numerics, limits: Limits) -> tuple[int, int]:
+    """Rows of the mask table, and keys that it holds beyond the context."""
+    fold = config.head_count // config.kv_head_count
+    width = max(limits.width_max, 2)
+    return padded_rows(width * fold), width + numerics.key_multiple
+
+
+def memory_plan(config: DenseConfig, numerics: Numerics, limits: Limits) -> dict[str, int]:
+    """Bytes that ``LlamaModel`` of this shape allocates, by name, beyond the weights it is given."""
+    dtype = numerics.dtype
+    hidden, inner, size = config.hidden_size, config.intermediate_size, dtype.itemsize
+    layer = hidden * (2 * config.q_size + 2 * config.kv_size) + 3 * hidden * inner
+    table_rows, slack = mask_table(config, numerics, limits)
+    context_pages = -(-limits.context // numerics.key_multiple) * numerics.key_multiple // 64
+    per_layer = (config.kv_head_count, config.head_dim)
+    return {
+        "weights": (config.layer_count * layer + config.vocab_size * hidden) * size,
+        "embedding": config.vocab_size * hidden * size,
+        "kv_pages": PagedCache.planned_bytes(config.layer_count, *per_layer, limits.page_count, dtype),
+        "gather": PagedCache.planned_bytes(1, *per_layer, context_pages, dtype),
+        "tables": RotaryTable.planned_bytes(config, limits.context, dtype)
+        + CausalMasks.planned_bytes(table_rows, limits.context, slack, dtype),
+        "activations": limits.rows_max * (6 * hidden + 3 * inner + 2 * config.q_size) * size
+        + limits.width_max * config.vocab_size * size,
+    }

