@@ -32,7 +32,7 @@ def open_dense(
     assets = load_text(source)
     text = Text(assets)
     executor = DenseExecutor(
-        load_weights(source),
+        load_weights(source, dtype),
         dtype=dtype,
         page_count=pages,
         batch_max=batch_max,

@@ -17,6 +17,7 @@
       ├─ CapabilityMissing               the executor lacks what the configuration needs
       ├─ EventUndecodable                a record that this version cannot read
       ├─ InvalidDraftLength (ValueError)
+      ├─ TextError                       see txdecode.runtime.text_errors
       ├─ JournalError                    see txdecode.runtime.journal.errors
       └─ ModelError                      see txdecode.kernels.models.errors
 """
@@ -26,6 +27,7 @@ from __future__ import annotations
 from txdecode.kernels.models.errors import ModelError
 from txdecode.runtime.journal.errors import JournalError
 from txdecode.runtime.policy.controllers import InvalidDraftLength
+from txdecode.runtime.text_errors import TextError
 from txdecode.state.errors import LedgerCorrupt, LedgerExhausted, TxDecodeError
 from txdecode.transactions.codec import EventUndecodable
 from txdecode.transactions.executor import CapabilityMissing, ExecutorFault
@@ -104,6 +106,7 @@ __all__ = [
     "RequestFailed",
     "RequestTooLarge",
     "RuntimeClosed",
+    "TextError",
     "TextUnavailable",
     "TxDecodeError",
 ]

@@ -17,7 +17,7 @@ from txdecode.kernels.models.errors import (
 from txdecode.kernels.models.fields import Fields, read_json_object
 from txdecode.kernels.models.folder_model import CONFIG, folder_config, folder_tensors, stored_tensors
 from txdecode.kernels.models.folder_text import folder_text
-from txdecode.kernels.models.gguf_file import GgufFile, read_gguf
+from txdecode.kernels.models.gguf_file import GgufFile
 from txdecode.kernels.models.gguf_model import gguf_config, gguf_tensors
 from txdecode.kernels.models.gguf_text import gguf_text
 from txdecode.kernels.models.source import ModelSource
@@ -71,7 +71,7 @@ def describe_model(source: ModelSource, dtype: str = "bf16") -> ModelDescription
     What is not supported is described with the reason; files that are damaged or do not belong together
     raise ``DamagedModel`` or ``TensorMismatch``.
     """
-    gguf = read_gguf(source.path) if source.kind == "gguf" else None
+    gguf = source.gguf if source.kind == "gguf" else None
     config, reason = _config(source, gguf)
     stored = _stored(source, gguf, config)
     assets, no_text = _text(source, gguf, config)

@@ -1,18 +1,20 @@
-"""The header of a GGUF file, version 2 or 3 (format: the specification in the ggml repository).
+"""A GGUF file through the ``gguf`` library, with what it reads held inside the file.
 
-Read here instead of by the library's reader, which makes an array object a value (3 s for a vocabulary of
-49,152) and does not check that what it reads lies inside the file.
+The library trusts the counts and lengths that it finds; a damaged one would send it far past the end, or into a
+loop of hours. Its reads are bounded here, and what it raises becomes ``DamagedModel``.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+import numpy as np
+import numpy.typing as npt
+from gguf import GGUFReader, GGUFValueType, ReaderTensor
+from gguf.constants import GGML_QUANT_SIZES
 
 from txdecode.kernels.models.errors import DamagedModel, UnsupportedFeature
 from txdecode.kernels.models.fields import Fields
@@ -20,11 +22,11 @@ from txdecode.kernels.models.stored import StoredTensor, map_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_ALIGNMENT = 32
+_PREFIX_SIZE = 8
 _DIMENSIONS_MAX = 4
 _EXTENT_MAX = 1 << 40
-_STRING, _ARRAY = 8, 9
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_ITEMS_MAX = 1 << 22
+"""Most items of a metadata array; the largest vocabularies have a quarter of a million."""
 
 
 @attrs.frozen
@@ -44,99 +46,72 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Read the header. Raises ``DamagedModel`` for a file that is truncated or not GGUF, and
     ``UnsupportedFeature`` for a version, byte order or split that is not read here."""
-    cursor = _Cursor(path, map_file(path))
-    if cursor.take(4) != _MAGIC:
-        raise DamagedModel(path, "does not begin with 'GGUF'")
-    version = cursor.scalar("I")
-    if version not in _VERSIONS:
-        expected = f"one of {list(_VERSIONS)} in little-endian order"
-        raise UnsupportedFeature("GGUF version", version, expected)
-    tensor_count, field_count = cursor.scalar("Q"), cursor.scalar("Q")
-    metadata: dict[str, Any] = {}
-    for _ in range(field_count):
-        key = cursor.string()
-        if key in metadata:
-            raise DamagedModel(path, f"metadata '{key}' occurs twice")
-        metadata[key] = cursor.value(cursor.scalar("I"))
-    fields = Fields(path, metadata)
+    _check_prefix(path)
+    try:
+        reader = _BoundedReader(path)
+        # The reader's own entries (version and counts) are no metadata of the file.
+        metadata = {
+            name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")
+        }
+        tensors = {tensor.name: _stored(path, tensor) for tensor in reader.tensors}
+    except DamagedModel:
+        raise
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DamagedModel(path, f"the gguf library cannot read it: {reason}") from error
     if metadata.get("split.count", 0) not in (0, 1):
         raise UnsupportedFeature("split.count", metadata["split.count"], "at most 1 (merge the parts first)")
-    infos = [_tensor_info(cursor) for _ in range(tensor_count)]
-    alignment = fields.count("general.alignment", default=_ALIGNMENT, most=1 << 20)
-    start = -(-cursor.position // alignment) * alignment
-    tensors: dict[str, StoredTensor] = {}
-    for info in infos:
-        placed = attrs.evolve(info, offset=start + info.offset)
-        if placed.name in tensors:
-            raise DamagedModel(path, f"tensor '{placed.name}' occurs twice")
-        if placed.offset + placed.nbytes > cursor.size:
-            missing = placed.offset + placed.nbytes - cursor.size
-            raise DamagedModel(path, f"truncated: tensor '{placed.name}' misses {missing} bytes")
-        tensors[placed.name] = placed
     return GgufFile(path, metadata, tensors)
 
 
-def _tensor_info(cursor: _Cursor) -> StoredTensor:
-    """One row of the tensor table; its offset still counts from the start of the data."""
-    name = cursor.string()
-    dimensions = cursor.scalar("I")
-    if not 1 <= dimensions <= _DIMENSIONS_MAX:
-        raise DamagedModel(cursor.path, f"tensor '{name}' has {dimensions} dimensions")
-    # The file lists the innermost dimension first.
-    shape = tuple(reversed([cursor.scalar("Q") for _ in range(dimensions)]))
-    type_number, offset = cursor.scalar("I"), cursor.scalar("Q")
-    try:
-        kind = GGMLQuantizationType(type_number)
-        block, block_bytes = GGML_QUANT_SIZES[kind]
-    except (ValueError, KeyError) as error:
-        raise DamagedModel(cursor.path, f"tensor '{name}' has the unknown type {type_number}") from error
+def _check_prefix(path: Path) -> None:
+    prefix = bytes(map_file(path)[:_PREFIX_SIZE])
+    if prefix[:4] != _MAGIC:
+        raise DamagedModel(path, "does not begin with 'GGUF'")
+    if len(prefix) < _PREFIX_SIZE:
+        raise DamagedModel(path, "truncated: it ends before its version")
+    version = int.from_bytes(prefix[4:], "little")
+    if version not in _VERSIONS:
+        expected = f"one of {list(_VERSIONS)} in little-endian order"
+        raise UnsupportedFeature("GGUF version", version, expected)
+
+
+def _stored(path: Path, tensor: ReaderTensor) -> StoredTensor:
+    # The library lists the innermost dimension first.
+    shape = tuple(int(extent) for extent in reversed(tensor.shape.tolist()))
+    block, block_bytes = GGML_QUANT_SIZES[tensor.tensor_type]
+    kind = tensor.tensor_type.name
     if not all(1 <= extent <= _EXTENT_MAX for extent in shape) or shape[-1] % block:
-        raise DamagedModel(cursor.path, f"tensor '{name}' of type {kind.name} has shape {list(shape)}")
-    tensor = StoredTensor(name, kind.name, shape, 0, cursor.path, offset)
-    return attrs.evolve(tensor, nbytes=tensor.elements // block * block_bytes)
+        raise DamagedModel(path, f"tensor '{tensor.name}' of type {kind} has shape {list(shape)}")
+    stored = StoredTensor(tensor.name, kind, shape, 0, path, int(tensor.data_offset))
+    return attrs.evolve(stored, nbytes=stored.elements // block * block_bytes)
 
 
-class _Cursor:
-    """Reads forward through a header and never past the end of the file."""
+class _BoundedReader(GGUFReader):  # type: ignore[misc]
+    """The library's reader, which never reads past the end of its file."""
 
-    def __init__(self, path: Path, data: memoryview) -> None:
-        self.path = path
-        self.position = 0
-        self.size = len(data)
-        self._data = data
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(path)
 
-    def take(self, count: int) -> bytes:
-        start, end = self.position, self.position + count
-        if end > self.size:
-            raise DamagedModel(self.path, f"truncated: the header ends at byte {self.size}, wanted {end}")
-        self.position = end
-        return bytes(self._data[start:end])
+    def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: Any = None) -> Any:
+        end = int(offset) + np.dtype(dtype).itemsize * int(count)
+        if end > len(self.data):
+            raise DamagedModel(self._path, f"truncated: it ends at byte {len(self.data)}, wanted {end}")
+        return super()._get(offset, dtype, count, override_order)
 
-    def scalar(self, code: str) -> Any:
-        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == GGUFValueType.ARRAY:
+            items = int(self._get(orig_offs + 4, np.uint64)[0])
+            if items > _ITEMS_MAX:
+                raise DamagedModel(self._path, f"a metadata array has {items} items, at most {_ITEMS_MAX}")
+            if self._get(orig_offs, np.uint32)[0] == GGUFValueType.ARRAY:
+                raise DamagedModel(self._path, "a metadata array of arrays, which no known writer makes")
+        return super()._get_field_parts(orig_offs, raw_type)
 
-    def string(self) -> str:
-        raw = self.take(self.scalar("Q"))
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            raise DamagedModel(self.path, f"a string before byte {self.position} is not UTF-8") from error
-
-    def value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self.string()
-        if kind == _ARRAY:
-            return self._array()
-        if kind not in _SCALARS:
-            raise DamagedModel(self.path, f"unknown metadata type {kind} before byte {self.position}")
-        return self.scalar(_SCALARS[kind])
-
-    def _array(self) -> list[Any]:
-        kind, count = self.scalar("I"), self.scalar("Q")
-        if kind in _SCALARS:
-            code = _SCALARS[kind]
-            raw = self.take(count * struct.calcsize("<" + code))
-            return list(struct.unpack(f"<{count}{code}", raw))
-        if kind != _STRING:
-            raise DamagedModel(self.path, f"unknown array type {kind} before byte {self.position}")
-        return [self.string() for _ in range(count)]
+    def _get_tensor_info_field(self, orig_offs: int) -> Any:
+        name_size = int(self._get(orig_offs, np.uint64)[0])
+        dimensions = int(self._get(orig_offs + 8 + name_size, np.uint32)[0])
+        if not 1 <= dimensions <= _DIMENSIONS_MAX:
+            raise DamagedModel(self._path, f"a tensor has {dimensions} dimensions")
+        return super()._get_tensor_info_field(orig_offs)

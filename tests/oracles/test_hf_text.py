@@ -61,11 +61,19 @@ def hf() -> Any:
         source = resolve("smollm2")
     except ModelError as error:
         pytest.skip(str(error))
-    from transformers import AutoModelForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    return AutoModelForCausalLM.from_pretrained(
-        source.path.parent, gguf_file=source.path.name, dtype=torch.float32
-    ).eval()
+    # transformers reads and dequantises the file itself; only the assembly of the class is done here.
+    shape = load_gguf_checkpoint(str(source.path), return_tensors=False)["config"]
+    config = LlamaConfig(**{name: value for name, value in shape.items() if name != "architectures"})
+    model = LlamaForCausalLM(config).eval()
+    checkpoint = load_gguf_checkpoint(str(source.path), return_tensors=True, model_to_load=model)
+    left = model.load_state_dict(checkpoint["tensors"], strict=False)
+    assert not left.unexpected_keys
+    assert left.missing_keys in ([], ["lm_head.weight"])
+    model.tie_weights()
+    return model
 
 
 @pytest.fixture(scope="module")

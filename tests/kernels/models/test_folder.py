@@ -109,6 +109,8 @@ def test_digest_covers_values_names_shapes_and_configuration(folders: dict[str, 
     one, other = "model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight"
     swapped = {**before.tensors, one: before.tensors[other], other: before.tensors[one]}
     assert digest_tensors(before.config, swapped) != before.digest
+    renamed = {f"x.{key}": tensor for key, tensor in before.tensors.items()}
+    assert digest_tensors(before.config, renamed) != before.digest
     flat = {**before.tensors, name: before.tensors[name].reshape(-1)}
     assert digest_tensors(before.config, flat) != before.digest
 

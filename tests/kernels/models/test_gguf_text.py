@@ -238,6 +238,20 @@ def test_contradicting_metadata_is_damage(make_text: Make, changes: dict[str, An
         make_text(replaced(**changes))
 
 
+def test_a_token_listed_twice_is_damage(make_text: Make) -> None:
+    doubled = replaced(tokens=lambda tokens: [*tokens[:-1], tokens[5]], merges=lambda merges: merges[:-1])
+    with pytest.raises(DamagedModel, match="twice"):
+        make_text(doubled)
+
+
+def test_control_tokens_are_special(make_text: Make) -> None:
+    tokenizer = make_text().tokenizer
+    ids = tokenizer.encode("the<|end|>the").ids
+    assert 0 in ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "thethe"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "the<|end|>the"
+
+
 def test_end_tokens_are_those_of_sentence_turn_and_message(make_text: Make) -> None:
     assert make_text().eos_ids == (0,)
     assert make_text(replaced(eot_token_id=5, eom_token_id=0)).eos_ids == (0, 5)

@@ -87,7 +87,7 @@ def _config(head_dim: int, theta: float, scaling: RopeScaling | None) -> DenseCo
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
-@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
+@pytest.mark.parametrize("theta", [4.0, 10_000.0, 500_000.0])
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_scaled_frequencies_equal_those_of_transformers(head_dim: int, theta: float, case: int) -> None:
     kind, fields, scaling = CASES[case]
