@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from txdecode.kernels.capability import DtypeName
 from txdecode.kernels.executor import DenseExecutor
 from txdecode.kernels.models.loading import load_text
 from txdecode.kernels.models.source import resolve
@@ -33,7 +36,7 @@ def open_dense(
     text = Text(assets)
     executor = DenseExecutor(
         load_weights(source, dtype),
-        dtype=dtype,
+        dtype=cast(DtypeName, dtype),
         page_count=pages,
         batch_max=batch_max,
         context=context,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from txdecode.runtime.configuration import Options
@@ -97,6 +97,7 @@ class Intake:
             self._controller_for(parameters.draft_len),
             self.drafter,
             self.description.vocab_size,
+            self.drafts,
         )
 
     def _controller_for(self, draft_len: int | str | None) -> Controller:
@@ -108,6 +109,8 @@ class Intake:
         return NoText() if self.text is None else self.text.stop_matcher(stop)
 
     def _check_stop(self, stop: str | Sequence[str]) -> tuple[str, ...]:
+        if not isinstance(stop, Iterable):
+            raise InvalidRequest(f"stop must be strings, found {stop!r}")
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
         for string in strings:
             if not isinstance(string, str) or not string:
@@ -139,6 +142,9 @@ class Intake:
         return tuple(ids)
 
     def _check_ids(self, ids: Sequence[int], what: str) -> tuple[int, ...]:
+        if not isinstance(ids, Iterable):
+            raise InvalidRequest(f"{what} must be token ids, found {ids!r}")
+        checked = []
         for index, token in enumerate(ids):
             if isinstance(token, bool) or not isinstance(token, int):
                 raise InvalidRequest(f"{what}[{index}] must be a token id, found {token!r}")
@@ -146,7 +152,8 @@ class Intake:
                 raise InvalidRequest(
                     f"{what}[{index}] is {token}, expected an id in 0..{self.description.vocab_size - 1}"
                 )
-        return tuple(ids)
+            checked.append(token)
+        return tuple(checked)
 
     def _check_size(self, ids: tuple[int, ...], max_tokens: int) -> int:
         """The budget: the least of ``max_tokens`` and what the context leaves."""

@@ -76,7 +76,8 @@ class Parameters:
 
 @attrs.define(eq=False)
 class Request:
-    """One request. ``faults`` counts consecutive faults of the executor in its launches."""
+    """One request. ``learned`` says that the executor drafts for it; ``faults`` counts consecutive faults of the
+    executor in its launches."""
 
     id: int
     prompt: tuple[int, ...]
@@ -88,6 +89,7 @@ class Request:
     controller: Controller
     drafter: Drafter | None
     vocab_size: int
+    learned: bool
     ids: list[int] = attrs.Factory(list)
     pieces: list[str] = attrs.Factory(list)
     faults: int = 0

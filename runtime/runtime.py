@@ -76,7 +76,7 @@ class Runtime:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._closed = False
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     # Opening.
 
@@ -196,7 +196,8 @@ class Runtime:
             self._check_open()
             try:
                 self._loop.turn(self._inbox)
-            except Exception as error:
+            except BaseException as error:
+                # An interrupt too: it leaves rounds open wherever it struck.
                 self._fail(error)
                 raise
             return bool(self._requests)
@@ -206,7 +207,7 @@ class Runtime:
         while self.step():
             pass
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """The runtime can't go on: every request ends with a typed error, nothing more becomes visible."""
         self._failure = error
         with self._wake:
@@ -261,10 +262,13 @@ class Runtime:
             self._thread.join()
         self._thread = None
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            for request in list(self._requests.values()):
+            with self._wake:
+                if self._closed:
+                    return
+                # From here on nothing more comes in, so nobody waits for what will not be.
+                self._closed = True
+                requests = list(self._requests.values())
+            for request in requests:
                 request.handle.fail(RequestFailed(request.id, "the runtime was closed before it finished"))
             try:
                 if self._failure is None:

@@ -155,7 +155,7 @@ class Scheduler:
         left = request.budget - len(state.generated)
         # The first round after the prompt has width one: it is the last prompt row.
         drafts = 0
-        if state.generated and (request.drafter is not None or self.description.capabilities.drafts):
+        if state.generated and (request.drafter is not None or request.learned):
             drafts = min(request.controller.next(request.id), left - 1, self.description.rows_max - 1)
         while True:
             try:
@@ -167,5 +167,6 @@ class Scheduler:
                 drafts -= 1
 
     def _ask(self, request: Request, drafts: int, left: int) -> Ask:
-        propose = request.propose if request.drafter is not None else None
+        # Without a drafter of the host the executor is asked only where it was chosen: it may have one too.
+        propose = None if request.learned else request.propose
         return Ask(request.id, drafts, request.rules(left), propose)

@@ -94,7 +94,7 @@ class LlamaModel:
         then undefined.
         """
         config, eps = self._config, self._config.rms_eps
-        slots = [slot for segment in segments for slot in self.cache.open(segment)]
+        slots = [slot for segment in segments for slot in self.cache.place(segment)]
         tokens = [token for segment in segments for token in segment.tokens]
         positions = [p for segment in segments for p in range(segment.position, segment.end)]
         wanted = len(tokens)

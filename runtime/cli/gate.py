@@ -51,6 +51,8 @@ def rows(model: str, dtype: str, full: bool, threads: int | None, as_json: bool)
                 for check in report.checks
             ],
         )
+        for place in (place for check in report.checks for place in check.where):
+            click.echo(f"  {place}")
     _verdict("rows", report.passed, quiet=as_json)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -127,15 +129,23 @@ def draft_length(value: str) -> int | str:
 
 
 def stream(handle: Handle, *, quiet: bool) -> None:
-    """Print text as it is committed; an interrupt ends the request, and what was committed stays."""
+    """Print text as it is committed. An interrupt cancels the request: what was committed stays, in the log too.
+    A second one ends the program."""
+    # Not KeyboardInterrupt: it would strike in the middle of a round and stop the whole runtime.
+    before = signal.getsignal(signal.SIGINT)
+
+    def cancel(number: int, frame: FrameType | None) -> None:
+        handle.cancel()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, cancel)
     try:
         for piece in handle:
             if not quiet:
                 click.echo(piece, nl=False)
                 sys.stdout.flush()
-    except KeyboardInterrupt:
-        handle.cancel()
-        handle.result()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def result_data(result: Result, log: Path | None) -> dict[str, Any]:

@@ -147,6 +147,8 @@ def parse(spec: str | int) -> Controller:
         raise InvalidDraftLength(spec)
     if isinstance(spec, int):
         return Fixed(spec)
+    if not isinstance(spec, str):
+        raise InvalidDraftLength(spec)
     match = _ADDITIVE.fullmatch(spec)
     if match is not None:
         cap = match.group(1)

@@ -6,7 +6,7 @@ import itertools
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txdecode.state.digest import LEDGERS, MASK, PACKED_SIZE, ZERO, add, mix, pack, unpack
@@ -47,6 +47,7 @@ def test_every_bit_of_the_mix_moves():
     assert 0.49 < ones / (64 * total) < 0.51
 
 
+@settings(deadline=None)
 @given(st.tuples(WORD, WORD, WORD, WORD, WORD))
 def test_pack_round_trip(digests):
     data = pack(digests)
@@ -61,6 +62,7 @@ def test_unpack_wants_its_length(size):
         unpack(bytes(size))
 
 
+@settings(deadline=None)
 @given(st.tuples(WORD, WORD, WORD, WORD, WORD), st.tuples(*[st.integers(-(1 << 70), 1 << 70)] * 5))
 def test_add_is_modular_by_ledger(base, increments):
     after = add(base, increments)

@@ -63,7 +63,7 @@ def test_fold_of_all_is_fold_of_snapshot_and_tail(kit, data, cut):
     head = kit.fold(kit.ledgers(), changes[:cut])
     # Through bytes, as in a log: keys are text and tuples become lists.
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(head.snapshot()))
-    again = kit.fold(kit.ledgers(), [Submit(77, (1,), 1, 1)])
+    again = kit.base()
     again.restore(plain)
     assert kit.contents(again) == kit.contents(head)
     kit.fold(again, changes[cut:])

@@ -55,6 +55,20 @@ def test_refusals_name_the_place_and_change_nothing(kit, name):
     assert kit.contents(ledgers) == before
 
 
+def test_a_wrong_number_of_pages_says_both(kit):
+    # 7 rows take two pages of 4 and three of 3; the request has one and two.
+    kit.base().pages.delta(advance(0, 3, ((2,), (7,))))
+    for adopted, group, expected, found in (
+        (((), (7,)), "kv", 2, 1),
+        (((2, 3), (7,)), "kv", 2, 3),
+        (((2,), ()), "pairs", 3, 2),
+        (((2,), (7, 8)), "pairs", 3, 4),
+    ):
+        with pytest.raises(LedgerCorrupt, match=f"group '{group}' pages") as error:
+            kit.base().pages.delta(advance(0, 3, adopted))
+        assert (error.value.expected, error.value.found) == (expected, found)
+
+
 def test_close_without_residence_may_say_so_by_empty_groups(kit):
     pages = kit.base().pages
     assert pages.delta(Close(1, ())) == pages.delta(Close(1, ((), ()))) == 0

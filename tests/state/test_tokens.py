@@ -78,6 +78,8 @@ def test_derived_values(kit):
     assert [s.ready for s in (first, waiting, later, filling)] == [True, True, True, False]
     assert [s.drafter_pairs for s in (first, waiting, later, filling)] == [3, 0, 2, 1]
     assert [s.tail_owner for s in (first, waiting, later, filling)] == [3, -1, 2, 1]
+    assert TokenState((1, 2), 9, generated=[7, 8]).pending == 8
+    assert TokenState((1, 2), 9).pending == 2
     assert later.counts == {9: 2}
     assert later.rounds == 1
 

@@ -68,6 +68,12 @@ def test_a_plan_names_what_the_round_may_touch(kit):
     assert plan.budget == 15
 
 
+def test_a_round_has_no_path_before_it_is_accepted(kit):
+    rig = kit.prepared()
+    with pytest.raises(AssertionError):
+        _ = rig.coordinator.begin(rig.ask(0, RIGHT)).path
+
+
 def test_a_request_has_one_round_at_a_time(kit):
     rig = kit.prepared()
     launch = rig.open(rig.ask(0, RIGHT))

@@ -128,3 +128,10 @@ def test_time_is_counted_by_verb(kit):
     assert len(times) == 4
     assert times[1:] == (1, 1, 1)
     assert times[0] > 0
+
+
+def test_time_of_a_program_is_its_launch_and_every_poll(kit):
+    rig = kit.prepared(rounds=0, fused=True, delay=lambda launch: 2)
+    rig.round(0)
+    spent = dict(rig.coordinator.device_ns)
+    assert spent == {"draft": 1000, "verify": 4000, "accept": 0, "settle": 1000}

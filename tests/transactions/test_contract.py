@@ -7,6 +7,7 @@ import pytest
 
 from txdecode.state.errors import LedgerCorrupt
 from txdecode.transactions.contract import check_outcome
+from txdecode.transactions.coordinator import Coordinator
 from txdecode.transactions.executor import ExecutorFault, Outcome, Proposal
 from txdecode.transactions.phase import Signal
 from txdecode.transactions.toy import ToyExecutor
@@ -219,6 +220,7 @@ def test_the_paranoid_audit_allows_scratch(kit):
 
 def test_without_paranoia_there_is_no_audit(kit):
     rig = kit.Rig(paranoid=False)
+    assert not Coordinator(rig.executor, rig.store, lambda: 0).paranoid
     rig.enter(0, kit.PROMPT, 12)
     rig.executor.audit = lambda view: 1 // 0
     rig.round(0, RIGHT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from txdecode.transactions.codec import IGNORABLE, EventUndecodable, decode, encode
@@ -98,7 +98,7 @@ def test_a_payload_is_an_array_of_the_fields(event):
     assert payload == msgspec.msgpack.encode([getattr(one, name) for name in event.__struct_fields__])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(list(EVENTS.values())).flatmap(instances))
 def test_round_trip(event):
     assert decode(*encode(event)) == event

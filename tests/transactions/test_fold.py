@@ -141,6 +141,13 @@ def test_a_round_that_contradicts_itself_or_its_request(history, name):
     assert (ledger, where) == ("tokens", f"request {event.request} {field}")
 
 
+def test_a_block_without_a_clip_says_how_long_it_is(history):
+    index, event = find(history, RoundCommitted, **BLOCK)
+    with pytest.raises(LedgerCorrupt) as error:
+        fold(folded(history, index), replace(event, emitted=event.emitted[:2]))
+    assert (error.value.expected, error.value.found) == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("kind", "wanted", "damage", "field"),
     [

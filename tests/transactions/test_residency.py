@@ -69,6 +69,18 @@ def test_chunks_of_several_requests_in_one_call(kit):
         assert rig.finish(request, ((True,),)) == expected
 
 
+def test_a_chunk_takes_one_column_and_its_time_is_counted(kit):
+    rig = kit.Rig()
+    rig.submit(0, LONG, 6)
+    rig.residency.admit(0)
+    reservation = rig.residency.reserve(Chunk(0, 5))
+    assert [len(units) for units in (*reservation.pages, *reservation.columns)] == [2, 2, 1]
+    rig.residency.prefill([(Chunk(0, 5), reservation)])
+    rig.prefill(0)
+    assert [event.times for event in rig.log.events(PrefillCommitted)] == [(1,), (1,)]
+    assert rig.residency.prefill_ns == 2000
+
+
 def test_a_prompt_of_one_token_needs_no_prefill(kit):
     rig = kit.Rig()
     rig.enter(0, (5,), 4)

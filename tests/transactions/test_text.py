@@ -58,6 +58,27 @@ def test_text_with_the_executors_own_drafter(kit, accuracy, fused):
     assert accepted > 0
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_executor_drafts_only_where_it_is_asked(kit, fused):
+    # Not for hosted rounds; and a fused program drafts by itself.
+    rig = kit.prepared(accuracy=6, fused=fused)
+    rig.executor.draft = None
+    rig.round(0, (True, False))
+    if fused:
+        assert rig.round(0, None, drafts=2).outcome.proposal.source == "toy"
+
+
+def test_hosted_and_learned_rounds_share_a_launch(kit):
+    for fused in (False, True):
+        rig = kit.prepared(requests=3, accuracy=8, fused=fused)
+        asks = [rig.ask(0, (True, False)), rig.ask(1, None, drafts=3), rig.ask(2, (False,))]
+        launch = rig.go(rig.open(*asks))
+        assert launch.fault is None
+        assert [tx.outcome.proposal.source for tx in launch.transactions] == ["script", "toy", "script"]
+        assert [tx.outcome.accepted for tx in launch.transactions] == [1, 3, 0]
+        rig.check()
+
+
 def test_an_executor_without_a_drafter_offers_nothing(kit):
     for fused in (False, True):
         rig = kit.Rig(fused=fused)
@@ -210,6 +231,17 @@ def test_the_record_says_what_happened(kit):
     assert [event.launch for event in (first, block, last)] == [1, 2, 3]
     for event in (first, block, last):
         assert len(event.times) == 4
+
+
+def test_the_record_has_the_law_of_the_drafts(kit):
+    rig = kit.prepared()
+    ask = rig.ask(0, (True,))
+    for law, number in (("sampled", 1), ("point", 0)):
+        drafts = rig.script(0, (True,))(1).tokens
+        propose = lambda count, law=law, drafts=drafts: Proposal(drafts, "q", law)  # noqa: E731
+        rig.go(rig.open(type(ask)(0, 1, ask.rules, propose)))
+        record = rig.log.events()[-1]
+        assert (record.source, record.law, record.accepted) == ("q", number, 1)
 
 
 @pytest.mark.parametrize("known", range(1, 8))

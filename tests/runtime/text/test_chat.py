@@ -50,6 +50,7 @@ TEMPLATES = [
     {% endfor %}
 {{ {"z": "é<&'", "a": [1, none, true]} | tojson(indent=2) }} {{ tools is none }} {{ documents is none }}""",
     "{% if tools %}no{% else %}{{ messages[-1]['content'].split('a')[0] | upper }}{% endif %}{{ undefined_name }}",
+    "{% set x = 'a' %}{% generation %}{% set x = 'b' %}{{ x }}{% endgeneration %}{{ x }}",
     "{{ strftime_now('%Y') }}{{ messages | length }}{{ messages[0].items() | list | length }}",
 ]
 

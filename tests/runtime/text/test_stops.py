@@ -112,6 +112,13 @@ def test_probe_changes_nothing_and_forks_are_independent(
     assert matcher.commit(candidates) + matcher.flush() == plain.commit(candidates) + plain.flush()
 
 
+def test_a_fork_has_its_own_unfinished_character(text: Text) -> None:
+    half = text.assets.tokenizer.token_to_id("ðŁ")
+    matcher = text.stop_matcher(["x"])
+    assert matcher.fork().commit([half]) == ""
+    assert matcher.commit(text.encode("ab")) == "ab"
+
+
 def test_f1_a_stop_at_the_first_of_six_accepted_tokens_is_found(text: Text) -> None:
     stop = text.encode("END")
     assert len(stop) == 1

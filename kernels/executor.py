@@ -1,0 +1,293 @@
+"""The dense executor: a Llama-family model on the CPU behind the ``Executor`` protocol.
+
+Its state is one group of pages. A round leaves rows beyond the committed length in its pages; they are
+never read, so settling and abandoning touch no tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from txdecode.kernels.attention.cache import PAGE_ROWS, Segment
+from txdecode.kernels.capability import (
+    DTYPES,
+    DtypeName,
+    MemoryPlanRefused,
+    Numerics,
+    cpu_name,
+    free_memory,
+    numerics,
+)
+from txdecode.kernels.models.config import DenseConfig
+from txdecode.kernels.models.llama import Limits, LlamaModel, memory_plan
+from txdecode.kernels.models.weights import DenseWeights
+from txdecode.kernels.sampling.argmax import lowest_argmax
+from txdecode.state.groups import StateGroup
+from txdecode.transactions.accept import greedy
+from txdecode.transactions.executor import (
+    NO_PROPOSAL,
+    AuditEntry,
+    Capabilities,
+    CapabilityMissing,
+    Description,
+    ExecutorFault,
+    Outcome,
+    PrefillPlan,
+    Proposal,
+    Round,
+    RoundPlan,
+    SequenceView,
+    Settlement,
+    Ticket,
+)
+
+PREFILL_ROWS_MAX = 256
+# Sequences are expected to stay below this when nobody says how many pages to keep.
+_TOKENS_EXPECTED = 2048
+_GROUP = "kv"
+
+
+class DenseExecutor:
+    """Greedy decoding of a dense model; see ``txdecode.transactions.executor.Executor`` for the verbs.
+
+    ``dtype`` is that of weights, activations, keys and values. ``page_count`` pages of 64 tokens; by default
+    enough for ``batch_max`` sequences of 2,048 tokens (or ``context`` if less), fewer where memory is short.
+    ``rows_max`` is the widest round, ``context`` the longest sequence in tokens, by default the model's.
+    ``threads`` sets torch's thread count for the whole process; ``None`` leaves it.
+
+    Raises ``MemoryPlanRefused``, before anything large is allocated. Every verb raises ``ExecutorFault``
+    where a kernel fails.
+    """
+
+    def __init__(
+        self,
+        weights: DenseWeights,
+        *,
+        dtype: DtypeName,
+        page_count: int | None = None,
+        batch_max: int = 8,
+        rows_max: int = 16,
+        context: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        assert dtype in DTYPES, f"dtype {dtype!r}, expected one of {', '.join(DTYPES)}"
+        assert batch_max >= 1, batch_max
+        assert rows_max >= 1, rows_max
+        assert page_count is None or page_count >= 1, page_count
+        assert context is None or context >= 1, context
+        if threads is not None:
+            torch.set_num_threads(threads)
+        config = weights.config
+        context = config.context if context is None else min(context, config.context)
+        self._vocab_size = config.vocab_size
+        self._numerics = numerics(dtype)
+        limits, plan = _plan(config, self._numerics, context, page_count, batch_max, rows_max)
+        with torch.inference_mode():
+            self._model = LlamaModel(weights, self._numerics, limits)
+        self._verified: dict[int, tuple[RoundPlan, torch.Tensor]] = {}
+        self._last: list[torch.Tensor] = []
+        group = StateGroup(
+            _GROUP,
+            "pages",
+            PAGE_ROWS,
+            config.layer_count,
+            2 * config.layer_count * config.kv_size * self._numerics.dtype.itemsize,
+            capacity=limits.page_count,
+        )
+        self._description = Description(
+            name=f"dense-cpu/{config.architecture}",
+            vocab_size=config.vocab_size,
+            context=context,
+            rows_max=rows_max,
+            prefill_rows_max=PREFILL_ROWS_MAX,
+            batch_max=batch_max,
+            groups=(group,),
+            capabilities=Capabilities(row_invariant=True),
+            memory=plan,
+            fingerprint={
+                "torch": str(torch.__version__),
+                "dtype": dtype,
+                "weights": weights.digest,
+                "threads": str(torch.get_num_threads()),
+                "cpu": cpu_name(),
+                "numerics": self._numerics.name,
+            },
+        )
+
+    @property
+    def model(self) -> LlamaModel:
+        """The model, for gates and measurements."""
+        return self._model
+
+    def describe(self) -> Description:
+        """Static facts; the same object each time."""
+        return self._description
+
+    def prefill(self, batch: Sequence[PrefillPlan]) -> None:
+        """Write keys and values of prompt tokens; no logits are computed."""
+        segments = [Segment(plan.tokens, plan.view.length, plan.pages[0]) for plan in batch]
+        for segment in segments:
+            self._check(segment, PREFILL_ROWS_MAX)
+        with _faults("prefill"):
+            for group in _by_rows(segments, PREFILL_ROWS_MAX):
+                self._model.forward(group, logits=False)
+
+    def draft(self, plans: Sequence[RoundPlan]) -> list[Proposal]:
+        """No drafters here: raises ``CapabilityMissing``."""
+        raise CapabilityMissing("this executor has no drafters of its own; use a drafter on the host")
+
+    def verify(self, rounds: Sequence[Round]) -> None:
+        """One forward over all rows of all rounds. Logits stay inside until the rounds are over."""
+        assert 1 <= len(rounds) <= self._description.batch_max, len(rounds)
+        segments = [self._segment(item) for item in rounds]
+        self._last = []
+        for item in rounds:
+            self._verified.pop(item.plan.request, None)
+        with _faults("verify"):
+            logits = self._model.forward(segments, logits=True)
+        assert logits is not None
+        parts = logits.split([len(segment.tokens) for segment in segments])
+        self._last = list(parts)
+        for item, part in zip(rounds, parts, strict=True):
+            self._verified[item.plan.request] = (item.plan, part)
+
+    def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
+        """Greedy: a draft is accepted while it is the argmax of the row before it, lowest id on ties."""
+        if not rounds:
+            return []
+        with _faults("accept"):
+            parts = [self._logits_of(item) for item in rounds]
+            logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+            targets = lowest_argmax(logits)
+        outcomes, start = [], 0
+        for item in rounds:
+            proposal = _proposal(item)
+            stop = start + len(proposal.tokens) + 1
+            path, token = greedy(proposal.tokens, targets[start:stop])
+            outcomes.append(Outcome(proposal, path, token))
+            start = stop
+        return outcomes
+
+    def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
+        """Not fused: raises ``CapabilityMissing``."""
+        raise CapabilityMissing("this executor is driven verb by verb; it has no fused launch")
+
+    def collect(self, ticket: Ticket) -> list[Outcome] | None:
+        """Not fused: raises ``CapabilityMissing``."""
+        raise CapabilityMissing("this executor is driven verb by verb; it has no fused launch to collect")
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """The first rows of the round are in their pages already; the rest is never read."""
+        for item in settlements:
+            assert item.path == tuple(range(len(item.path))), f"path {item.path} is no chain"
+            assert 1 <= len(item.path) <= item.plan.width, (item.path, item.plan.width)
+            self._verified.pop(item.plan.request, None)
+
+    def abandon(self, plans: Sequence[RoundPlan]) -> None:
+        """Forget the logits of these rounds."""
+        for plan in plans:
+            self._verified.pop(plan.request, None)
+
+    def drop(self, request: int) -> None:
+        """Forget the request; its pages belong to the runtime."""
+        self._verified.pop(request, None)
+
+    def audit(self, view: SequenceView) -> tuple[AuditEntry, ...]:
+        """A 64-bit digest (blake2b) of keys and values for each layer and page ordinal, committed rows only.
+
+        Physical page numbers do not enter.
+        """
+        entries = []
+        with _faults("audit"):
+            for layer in range(self._description.groups[0].layers):
+                for ordinal in range(-(-view.length // PAGE_ROWS)):
+                    rows = min(view.length - ordinal * PAGE_ROWS, PAGE_ROWS)
+                    data = self._model.cache.page_rows(layer, view.pages[0][ordinal], rows)
+                    entries.append(AuditEntry(_GROUP, layer, ordinal, _digest(data)))
+        return tuple(entries)
+
+    def logits_of_last_launch(self) -> list[torch.Tensor]:
+        """Logits [rows, vocab] of each round of the last ``verify``, in its order. For gates and debugging;
+        the tensors are not copies."""
+        return list(self._last)
+
+    def _segment(self, item: Round) -> Segment:
+        plan, proposal = item.plan, _proposal(item)
+        assert plan.parents == tuple(range(-1, plan.width - 1)), f"rows {plan.parents} are no chain"
+        assert len(proposal.tokens) < plan.width, (len(proposal.tokens), plan.width)
+        segment = Segment((plan.pending, *proposal.tokens), plan.view.length, plan.pages[0])
+        self._check(segment, self._description.rows_max)
+        return segment
+
+    def _check(self, segment: Segment, rows_max: int) -> None:
+        rows, vocab = len(segment.tokens), self._vocab_size
+        assert 1 <= rows <= rows_max, f"{rows} rows, at most {rows_max}"
+        assert segment.end <= self._description.context, (segment.end, self._description.context)
+        assert 0 <= min(segment.tokens), segment.tokens
+        assert max(segment.tokens) < vocab, (segment.tokens, vocab)
+
+    def _logits_of(self, item: Round) -> torch.Tensor:
+        plan, logits = self._verified[item.plan.request]
+        assert plan is item.plan or plan == item.plan, "accept of a round that was not the last verified"
+        return logits
+
+
+def _plan(
+    config: DenseConfig,
+    kind: Numerics,
+    context: int,
+    page_count: int | None,
+    batch_max: int,
+    rows_max: int,
+) -> tuple[Limits, dict[str, int]]:
+    """Sizes and the memory plan. Raises ``MemoryPlanRefused``."""
+    rows = max(PREFILL_ROWS_MAX, batch_max * rows_max)
+    free = free_memory()
+    if page_count is None:
+        one, two = (memory_plan(config, kind, Limits(context, rows, rows_max, count)) for count in (1, 2))
+        page_bytes = sum(two.values()) - sum(one.values())
+        affordable = max((free - sum(one.values())) // 2 // page_bytes, 1)
+        page_count = min(batch_max * -(-min(context, _TOKENS_EXPECTED) // PAGE_ROWS), affordable)
+    limits = Limits(context, rows, rows_max, page_count)
+    plan = memory_plan(config, kind, limits)
+    if sum(plan.values()) > free:
+        raise MemoryPlanRefused(plan, free)
+    return limits, plan
+
+
+def _by_rows(segments: Sequence[Segment], rows_max: int) -> Iterator[list[Segment]]:
+    """Successive groups of at most ``rows_max`` rows together."""
+    group: list[Segment] = []
+    rows = 0
+    for segment in segments:
+        if group and rows + len(segment.tokens) > rows_max:
+            yield group
+            group, rows = [], 0
+        group.append(segment)
+        rows += len(segment.tokens)
+    if group:
+        yield group
+
+
+def _proposal(item: Round) -> Proposal:
+    return NO_PROPOSAL if item.proposal is None else item.proposal
+
+
+def _digest(rows: torch.Tensor) -> int:
+    data = rows.contiguous().view(torch.uint8).numpy().data
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+@contextlib.contextmanager
+def _faults(verb: str) -> Iterator[None]:
+    """Run kernels: what torch raises becomes an ``ExecutorFault`` that names the verb."""
+    try:
+        with torch.inference_mode():
+            yield
+    except (RuntimeError, MemoryError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ExecutorFault(f"{verb} failed in a kernel: {reason[0]}; the launch rolls back") from error

@@ -1,0 +1,166 @@
+"""The gate ``rows``: rows computed together equal rows computed alone, to the bit.
+
+Everything that speculation, batching, preemption and recovery promise rests on it, and it depends on which
+kernels torch and oneDNN choose on this processor: so it is measured, not believed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import torch
+
+from txdecode.kernels.gates.driver import Driver, GatedExecutor, Lane
+from txdecode.kernels.gates.tally import RowsCheck, Tally
+from txdecode.transactions.executor import AuditEntry
+
+Progress = Callable[[int, int, str], None]
+"""Done, in all, what comes next."""
+
+_WIDTH_MAX = 16
+_CONTEXTS = (0, 1, 50, 63, 64, 120, 127, 128, 500, 704, 1484)
+_CONTEXTS_FULL = (*range(48, 66), *range(112, 130), *range(496, 514, 3), 1010, 1023, 1024, 2040, 4184)
+# (context, tiles in which to get there): tiles of one row, tiles that straddle pages, wide ones.
+_TILINGS = ((128, (1, 2, 3, 31, 64)), (704, (33, 64, 100)), (1484, (200, 255)))
+_TILINGS_FULL = ((704, (1, 7, 17, 63, 65, 129)), (1484, (1, 32, 34)), (4184, (100,)))
+_RECOMPUTED = (64, 127, 704)
+_BATCH_WIDTHS = (16, 1, 5, 2, 8, 11, 3, 13)
+
+
+@attrs.frozen
+class RowsReport:
+    """What ``rows_gate`` found. ``forwards`` counts forward passes, ``contexts`` are in tokens."""
+
+    executor: str
+    fingerprint: Mapping[str, str]
+    contexts: tuple[int, ...]
+    forwards: int
+    checks: tuple[RowsCheck, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every row agreed to the bit."""
+        return all(check.mismatches == 0 for check in self.checks)
+
+
+def rows_gate(
+    executor: GatedExecutor, *, full: bool = False, progress: Progress | None = None
+) -> RowsReport:
+    """Check that q rows in one forward equal q single rows, to the bit.
+
+    Widths 1 to 16 across page borders at contexts to 1,500 tokens; prefill in other tiles; batches with
+    longer mates; recomputation on other pages in other tiles. ``full`` takes every context around the page
+    borders, contexts to 4,200 and more tiles. What the executor has no room for is left out and missing in
+    the report's ``contexts``. The executor must be idle; its pages are overwritten. Raises ``ExecutorFault``
+    where a kernel fails, ``CapabilityMissing`` for an executor with more state than pages.
+    """
+    gate = _Gate(Driver(executor, executor), full)
+    steps = gate.steps()
+    for done, (name, step) in enumerate(steps):
+        if progress is not None:
+            progress(done, len(steps), name)
+        step()
+    if progress is not None:
+        progress(len(steps), len(steps), "done")
+    return gate.report()
+
+
+class _Gate:
+    """The steps, and what later ones compare with: rows computed one by one, by context."""
+
+    def __init__(self, driver: Driver, full: bool) -> None:
+        described = driver.description
+        self._driver = driver
+        self._full = full
+        self._widest = min(described.rows_max, _WIDTH_MAX)
+        self._tile = described.prefill_rows_max
+        longest = min(described.context, driver.tokens_max // 2) - self._widest
+        wanted = sorted({*_CONTEXTS, *(_CONTEXTS_FULL if full else ())})
+        self._contexts = tuple(context for context in wanted if context <= longest)
+        names = ("widths", "prefill tiles", "batch mates", "recomputation", "keys and values")
+        self._tallies = {name: Tally(name) for name in names}
+        self._single: dict[int, torch.Tensor] = {}
+        self._audits: dict[int, tuple[AuditEntry, ...]] = {}
+
+    def steps(self) -> list[tuple[str, Callable[[], None]]]:
+        """Named pieces of work, in order."""
+        steps: list[tuple[str, Callable[[], None]]] = [
+            (f"widths at {context}", functools.partial(self._widths, context)) for context in self._contexts
+        ]
+        for context, tiles in (*_TILINGS, *(_TILINGS_FULL if self._full else ())):
+            for tile in tiles if context in self._contexts else ():
+                step = functools.partial(self._refill, "prefill tiles", context, tile, False)
+                steps.append((f"tiles of {tile} to {context}", step))
+        for context in self._contexts if self._full else _RECOMPUTED:
+            if context in self._contexts and context > 0:
+                step = functools.partial(self._refill, "recomputation", context, 37, True)
+                steps.append((f"recomputing {context}", step))
+        for size in (2, 3, 8):
+            if size <= min(self._driver.description.batch_max, len(self._contexts)):
+                steps.append((f"batches of {size}", functools.partial(self._batches, size)))
+        return steps
+
+    def report(self) -> RowsReport:
+        """After all steps."""
+        described = self._driver.description
+        checks = tuple(tally.check() for tally in self._tallies.values())
+        return RowsReport(
+            described.name, dict(described.fingerprint), self._contexts, self._driver.forwards, checks
+        )
+
+    def _filled(self, context: int, tile: int, scattered: bool = False) -> Lane:
+        lane = self._driver.open(context + self._widest, scattered)
+        self._driver.consume(lane, context, tile)
+        return lane
+
+    def _widths(self, context: int) -> None:
+        """Single rows from ``context`` on; then every width at once, from the same place."""
+        lane = self._filled(context, self._tile)
+        self._audits[context] = self._driver.audit(lane)
+        singles = []
+        for row in range(self._widest):
+            lane.length = context + row
+            singles.extend(self._driver.rows([lane], [1]))
+        self._single[context] = torch.cat(singles)
+        lane.length = context
+        for width in range(2, self._widest + 1):
+            self._compare("widths", lane, width, self._driver.rows([lane], [width])[0], "")
+        self._driver.close(lane)
+
+    def _refill(self, check: str, context: int, tile: int, scattered: bool) -> None:
+        """Get to ``context`` in other tiles, perhaps on other pages: same keys and values, same rows."""
+        lane = self._filled(context, tile, scattered)
+        place = f" after tiles of {tile}" + (" on scattered pages" if scattered else "")
+        self._tallies["keys and values"].digests(
+            self._audits[context], self._driver.audit(lane), f"context {context}{place}"
+        )
+        for width in sorted({1, min(5, self._widest), self._widest}):
+            self._compare(check, lane, width, self._driver.rows([lane], [width])[0], place)
+        self._driver.close(lane)
+
+    def _batches(self, size: int) -> None:
+        """Lanes of different lengths in one launch, longer mates before and behind each."""
+        lanes = [self._filled(context, self._tile) for context in self._members(size)]
+        widths = [min(width, self._widest) for width in _BATCH_WIDTHS]
+        for turn in range(len(_BATCH_WIDTHS)):
+            turned = [widths[(turn + place) % len(widths)] for place in range(size)]
+            for found, lane, width in zip(self._driver.rows(lanes, turned), lanes, turned, strict=True):
+                self._compare("batch mates", lane, width, found, f" in a batch of {size}")
+            lanes.append(lanes.pop(0))
+        for lane in lanes:
+            self._driver.close(lane)
+
+    def _members(self, size: int) -> Sequence[int]:
+        """Contexts from short to long, the longest that fit together."""
+        for longest in range(len(self._contexts) - 1, size - 2, -1):
+            picked = [self._contexts[place * longest // (size - 1)] for place in range(size)]
+            pages = sum(self._driver.pages_for(context + self._widest) for context in picked)
+            if pages <= self._driver.pages_free:
+                return picked
+        return self._contexts[:size]
+
+    def _compare(self, check: str, lane: Lane, width: int, found: torch.Tensor, place: str) -> None:
+        expected = self._single[lane.length][:width]
+        self._tallies[check].logits(expected, found, f"context {lane.length}, width {width}{place}")

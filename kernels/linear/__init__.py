@@ -1,0 +1,32 @@
+"""Linear layers whose bits do not depend on how many rows are computed together.
+
+``reference`` and ``prepacked`` offer one class each with the same constructor and the same four calls.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Linear(Protocol):
+    """``y = x W^T + b`` with what follows it fused: one rounding to the dtype of ``x``.
+
+    Built from ``weight`` [out, in], ``bias`` [out] or ``None`` and ``row_tile``. ``x`` is [rows, in] with at
+    least two rows, contiguous; every result and ``other`` are [rows, out].
+    """
+
+    weight_bytes: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T + b``."""
+
+    def silu(self, x: torch.Tensor) -> torch.Tensor:
+        """``y * sigmoid(y)`` of ``y = x W^T + b``."""
+
+    def multiply(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """``(x W^T + b) * other``."""
+
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """``x W^T + b + other``."""

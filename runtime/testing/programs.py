@@ -1,0 +1,158 @@
+"""Small deterministic programs over a ``World``, each made to bring one thing about.
+
+They need no Hypothesis and run in milliseconds on the toy. ``PROGRAMS`` has them by name; some want a certain
+executor or setting, which their docstrings say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from txdecode.runtime.testing.checks import Tracked
+from txdecode.runtime.testing.world import World
+from txdecode.transactions.phase import Phase
+
+Program = Callable[[World], None]
+
+BUDGET = 20
+
+
+def submit(world: World, tokens: int, budget: int = BUDGET, stop_ids: tuple[int, ...] = ()) -> Tracked:
+    """A request with a prompt of ``tokens`` tokens, which must fit."""
+    made = world.submit(prompt(world, tokens), budget, stop_ids)
+    assert made is not None, "the pools are too small for this program"
+    return made
+
+
+def prompt(world: World, tokens: int) -> list[int]:
+    """Some token ids, different ones for each length."""
+    return [(7 * tokens + 3 * index) % world.description.vocab_size for index in range(tokens)]
+
+
+def decode(world: World) -> None:
+    """Requests of several lengths decode together."""
+    for tokens in (3, 8, 13, 18):
+        submit(world, tokens)
+    world.finish()
+
+
+def roll_back(world: World) -> None:
+    """Rounds fail in the middle, and are run again. An executor that is driven by verbs."""
+    submit(world, 8)
+    world.step(3)
+    world.fault("verify", "late")
+    world.step(2)
+    world.fault("accept", "before")
+    world.step(2)
+    world.finish()
+
+
+def preempt(world: World) -> None:
+    """A running request gives up its state and comes back."""
+    first = submit(world, 13)
+    submit(world, 8)
+    world.step(4)
+    world.preempt(first)
+    world.finish()
+
+
+def run_out_of_pages(world: World) -> None:
+    """Requests that do not fit together. Pools with room for about two of them."""
+    for tokens in (3, 8, 13, 18):
+        submit(world, tokens, BUDGET + 4)
+    world.finish()
+
+
+def fail_to_settle(world: World) -> None:
+    """The device fails after the record is in the log, also in the last round of a request."""
+    submit(world, 8, 3)
+    submit(world, 8, 12)
+    for _ in range(8):
+        world.fault("settle", "before")
+        world.step()
+    world.finish()
+
+
+def stop_on_the_last_token(world: World) -> None:
+    """A stop token comes where the budget ends."""
+    text = world.harness.oracle(prompt(world, 13), BUDGET, frozenset())
+    budget = next(index + 1 for index in range(4, BUDGET) if text[index] not in text[:index])
+    submit(world, 13, budget, (text[budget - 1],))
+    world.finish()
+
+
+def reopen(world: World) -> None:
+    """A log in which everything is finished is taken up again."""
+    submit(world, 3, 4)
+    world.run()
+    world.reopen()
+    submit(world, 8, 4)
+    world.finish()
+
+
+def crash(world: World) -> None:
+    """The process dies in the middle of several texts, twice."""
+    for tokens in (3, 8, 13):
+        submit(world, tokens)
+    world.step(5)
+    world.crash()
+    submit(world, 18)
+    world.step(3)
+    world.crash()
+    world.finish()
+
+
+def cancel_before_the_first_step(world: World) -> None:
+    """A request is cancelled before it is resident."""
+    world.cancel(submit(world, 8))
+    world.step()
+    world.finish()
+
+
+def cancel_behind_a_fault(world: World) -> None:
+    """The caller gives up at the moment in which a round fails. An executor that is driven by verbs."""
+    submit(world, 8)
+    world.step(3)
+    world.interrupt_at("cancel", Phase.ROLLBACK)
+    world.fault("verify", "before")
+    world.step(2)
+    world.finish()
+
+
+def leave_a_flight(world: World) -> None:
+    """A request is cancelled while its program runs, and the next one takes the room. A fused executor whose
+    launches take some polls."""
+    submit(world, 13)
+    world.step(4)
+    world.interrupt_at("cancel", Phase.VERIFY)
+    while world.live:
+        world.step()
+    submit(world, 18)
+    world.finish()
+
+
+def preempt_a_flight(world: World) -> None:
+    """A request is preempted while its program runs. A fused executor whose launches take some polls."""
+    submit(world, 8)
+    world.step(4)
+    world.interrupt_at("preempt", Phase.VERIFY)
+    world.finish()
+
+
+PROGRAMS: dict[str, Program] = {
+    program.__name__: program
+    for program in (
+        decode,
+        roll_back,
+        preempt,
+        run_out_of_pages,
+        fail_to_settle,
+        stop_on_the_last_token,
+        reopen,
+        crash,
+        cancel_before_the_first_step,
+        cancel_behind_a_fault,
+        leave_a_flight,
+        preempt_a_flight,
+    )
+}

@@ -1,0 +1,95 @@
+"""Norm, rotation and argmax against their references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txdecode.kernels.norm import fused as fast_norm
+from txdecode.kernels.norm import reference as plain_norm
+from txdecode.kernels.rotary import fused as fast_rotary
+from txdecode.kernels.rotary import reference as plain_rotary
+from txdecode.kernels.rotary.tables import RotaryTable
+from txdecode.kernels.sampling import reference as plain_sampling
+from txdecode.kernels.sampling.argmax import lowest_argmax
+
+BOUNDS = {torch.float32: (2e-6, 2e-6), torch.bfloat16: (2**-7, 1e-3)}
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Relative and absolute bounds: some units of fp32, one unit in the last place of bf16."""
+    relative, absolute = BOUNDS[found.dtype]
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found.float(), expected.float(), rtol=relative, atol=absolute)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_rms_norm(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    x, weight = (3 * torch.randn(7, 576)).to(dtype), (1 + torch.randn(576)).to(dtype)
+    close(fast_norm.rms_norm(x, weight, 1e-5), plain_norm.rms_norm(x, weight, 1e-5))
+    # A row of zeros is where eps decides.
+    x[3] = 0
+    assert not fast_norm.rms_norm(x, weight, 1e-5)[3].any()
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_rms_norm_over_heads(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    x, weight = torch.randn(5, 9, 64).to(dtype), (1 + torch.randn(9, 64)).to(dtype)
+    close(fast_norm.rms_norm_heads(x, weight, 1e-6), plain_norm.rms_norm_heads(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_rotation(dtype: torch.dtype, make_config) -> None:  # type: ignore[no-untyped-def]
+    config = make_config()
+    table = RotaryTable(config, 512, dtype)
+    torch.manual_seed(3)
+    x = torch.randn(6, config.head_count + 2 * config.kv_head_count, config.head_dim).to(dtype)
+    kept = x.clone()
+    cos, sin = table.rows(torch.tensor([0, 1, 2, 100, 510, 511]))
+    turned = fast_rotary.rotate(x, cos, sin)
+    assert torch.equal(x, kept)
+    # The fast form rounds one of the two products to the dtype before it adds the other.
+    expected = plain_rotary.rotate(x, cos, sin)
+    unit = 2**-8 if dtype == torch.bfloat16 else 2**-23
+    torch.testing.assert_close(turned.double(), expected.double(), rtol=unit, atol=4 * unit)
+    # Position 0 turns nothing, and no position turns the values.
+    assert torch.equal(turned[0], x[0])
+    assert torch.equal(turned[:, -config.kv_head_count :], x[:, -config.kv_head_count :])
+
+
+def test_rotation_keeps_lengths_and_depends_on_distance_only(make_config) -> None:  # type: ignore[no-untyped-def]
+    config = make_config()
+    table = RotaryTable(config, 512, torch.float32)
+    torch.manual_seed(4)
+    heads = config.head_count + 2 * config.kv_head_count
+    pair = torch.randn(2, heads, config.head_dim)
+
+    def product(first: int, second: int) -> torch.Tensor:
+        turned = fast_rotary.rotate(pair, *table.rows(torch.tensor([first, second])))
+        return (turned[0] * turned[1]).sum(-1)
+
+    torch.testing.assert_close(product(3, 10), product(403, 410), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(product(3, 10), product(3, 11), rtol=1e-3, atol=1e-3)
+
+
+@given(
+    vocab=st.sampled_from([7, 97, 320, 4096, 4100, 49_152]),
+    seed=st.integers(0, 2**32),
+    levels=st.sampled_from([1, 2, 5, 1000]),
+    dtype=st.sampled_from(list(BOUNDS)),
+)
+def test_argmax_takes_the_lowest_of_equals(vocab: int, seed: int, levels: int, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-levels, levels, (3, vocab), generator=random).to(dtype)
+    assert lowest_argmax(logits) == plain_sampling.lowest_argmax(logits)
+
+
+def test_argmax_with_one_row_and_infinities() -> None:
+    row = torch.full((1, 512), float("-inf"))
+    assert lowest_argmax(row) == [0]
+    row[0, [300, 301, 511]] = 2.0
+    assert lowest_argmax(row) == [300]

@@ -1,0 +1,432 @@
+"""Deliberate faults, and the scenario and the check that catch each of them.
+
+Every scenario passes as it is; with one break in place it fails with a typed error that names the ledger, the
+state group or the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+from txdecode.runtime.handle import Handle
+from txdecode.runtime.journal import Journal
+from txdecode.runtime.loop import Loop
+from txdecode.runtime.request import Request
+from txdecode.runtime.runtime import Runtime
+from txdecode.runtime.scheduler import Scheduler
+from txdecode.runtime.testing import (
+    PromiseBroken,
+    Setting,
+    check_executor,
+    programs,
+    toy_harness,
+)
+from txdecode.runtime.testing.checks import CANCEL, DEVICE, FOLD, KEPT, ORDER_APPLY, ORDER_PUBLISH, TEXT
+from txdecode.state.changes import Advance, Close, Evict
+from txdecode.state.errors import LedgerCorrupt, LedgerExhausted
+from txdecode.state.pages import PagesLedger
+from txdecode.state.reservations import NOTHING, Pools
+from txdecode.state.tokens import TokensLedger
+from txdecode.transactions import coordinator as coordinator_module
+from txdecode.transactions import store as store_module
+from txdecode.transactions import toy as toy_module
+from txdecode.transactions.coordinator import Coordinator
+from txdecode.transactions.events import RequestFinished, RequestPreempted
+from txdecode.transactions.phase import Phase, Signal
+from txdecode.transactions.residency import Residency
+from txdecode.transactions.store import Store
+from txdecode.transactions.transaction import Transaction
+
+Patch = pytest.MonkeyPatch
+Play = Callable[..., None]
+
+VERBS = {"accuracy": 6}
+HOSTED = {"accuracy": 0}
+FUSED = {"accuracy": 6, "fused": True, "delays": (3,)}
+TIGHT = {"accuracy": 6, "page_count": 12}
+EXECUTOR = Setting(draft="executor", draft_len=5)
+SCRIPTED = Setting(draft="scripted", draft_len=5)
+
+Scenario = tuple[programs.Program, dict[str, object], Setting]
+
+DECODE: Scenario = (programs.decode, VERBS, EXECUTOR)
+PLAIN: Scenario = (programs.decode, HOSTED, Setting())
+COPYING: Scenario = (programs.decode, HOSTED, SCRIPTED)
+ROLL_BACK: Scenario = (programs.roll_back, VERBS, EXECUTOR)
+PREEMPT: Scenario = (programs.preempt, VERBS, EXECUTOR)
+PAGES: Scenario = (programs.run_out_of_pages, TIGHT, EXECUTOR)
+SETTLE: Scenario = (programs.fail_to_settle, VERBS, EXECUTOR)
+STOP: Scenario = (programs.stop_on_the_last_token, VERBS, EXECUTOR)
+REOPEN: Scenario = (programs.reopen, VERBS, EXECUTOR)
+CRASH: Scenario = (programs.crash, VERBS, EXECUTOR)
+LEAVE: Scenario = (programs.leave_a_flight, FUSED, EXECUTOR)
+STALE: Scenario = (programs.preempt_a_flight, FUSED, EXECUTOR)
+AT_ONCE: Scenario = (programs.cancel_before_the_first_step, VERBS, EXECUTOR)
+BEHIND: Scenario = (programs.cancel_behind_a_fault, VERBS, EXECUTOR)
+
+
+# Breaks of the core and of the runtime.
+
+
+def recurrent_not_rolled_back(patch: Patch) -> None:
+    kept = Coordinator._kept
+
+    def last_column(self: Coordinator, tx: Transaction, count: int):  # type: ignore[no-untyped-def]
+        assert tx.outcome is not None
+        row = len(tx.outcome.proposal.tokens)
+        return kept(self, tx, count)[0], tuple(columns[row] for columns in tx.plan.columns)
+
+    patch.setattr(Coordinator, "_kept", last_column)
+
+
+def rejected_page_kept(patch: Patch) -> None:
+    kept = Coordinator._kept
+    patch.setattr(
+        Coordinator, "_kept", lambda self, tx, count: (tx.reservation.pages, kept(self, tx, count)[1])
+    )
+
+
+def pending_counted_twice(patch: Patch) -> None:
+    change = store_module.change
+
+    def twice(event):  # type: ignore[no-untyped-def]
+        made = change(event)
+        return attrs.evolve(made, consumed=made.consumed + 1) if isinstance(made, Advance) else made
+
+    patch.setattr(store_module, "change", twice)
+
+
+def published_before_append(patch: Patch) -> None:
+    drive = Loop._drive
+
+    def eager(self: Loop, launch):  # type: ignore[no-untyped-def]
+        commit = self._coordinator._commit
+
+        def publish_and_commit(launch, rounds):  # type: ignore[no-untyped-def]
+            for tx in rounds:
+                self.requests[tx.request].handle.publish(tx.emitted, "")
+            commit(launch, rounds)
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self._coordinator, "_commit", publish_and_commit)
+            drive(self, launch)
+
+    patch.setattr(Loop, "_drive", eager)
+    patch.setattr(Loop, "_publish", lambda self, request, tx: None)
+
+
+def applied_before_append(patch: Patch) -> None:
+    prepare = Store.prepare
+
+    def eager(self: Store, events):  # type: ignore[no-untyped-def]
+        deltas, records = prepare(self, events)
+        for delta in deltas:
+            self.ledgers.apply(delta)
+        return deltas, records
+
+    patch.setattr(Store, "prepare", eager)
+
+
+def appended_and_not_applied(patch: Patch) -> None:
+    commit = Store.commit
+
+    def forgetful(self: Store, events):  # type: ignore[no-untyped-def]
+        if isinstance(events[0], RequestFinished):
+            self.log.append(self.prepare(events)[1])
+        else:
+            commit(self, events)
+
+    patch.setattr(Store, "commit", forgetful)
+
+
+def one_row_too_many(patch: Patch) -> None:
+    path = Transaction.path.fget
+    assert path is not None
+
+    def longer(tx: Transaction) -> tuple[int, ...]:
+        rows = path(tx)
+        assert tx.outcome is not None
+        return (*rows, len(rows)) if len(rows) <= len(tx.outcome.proposal.tokens) else rows
+
+    patch.setattr(Transaction, "path", property(longer))
+
+
+def one_draft_too_many(patch: Patch) -> None:
+    greedy = toy_module.greedy
+
+    def generous(drafts, targets):  # type: ignore[no-untyped-def]
+        path, token = greedy(drafts, targets)
+        return ((*path, len(path)), targets[len(path)]) if len(path) <= len(drafts) else (path, token)
+
+    patch.setattr(toy_module, "greedy", generous)
+
+
+def rng_advanced_by_width(patch: Patch) -> None:
+    event = Coordinator._event
+
+    def wide(self: Coordinator, launch, tx, now):  # type: ignore[no-untyped-def]
+        made = event(self, launch, tx, now)
+        before = self.store.ledgers.rng.positions[tx.request]
+        rng = tuple(position + made.width for position in before)
+        return type(made)(*(rng if name == "rng" else getattr(made, name) for name in made.__struct_fields__))
+
+    patch.setattr(Coordinator, "_event", wide)
+
+
+def rollback_leaks(patch: Patch) -> None:
+    undo = Coordinator._undo
+
+    def leaky(self: Coordinator, *arguments):  # type: ignore[no-untyped-def]
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self.store.pools, "close", lambda reservation, kept: None)
+            undo(self, *arguments)
+
+    patch.setattr(Coordinator, "_undo", leaky)
+
+
+def page_not_released(patch: Patch) -> None:
+    apply = PagesLedger.apply
+
+    def forgetful(self: PagesLedger, change):  # type: ignore[no-untyped-def]
+        table = self.tables.get(change.request)
+        apply(self, change)
+        ends = isinstance(change, Close) or (isinstance(change, Advance) and change.close)
+        if ends and table is not None and table[0]:
+            self.references[0][table[0][0]] += 1
+
+    patch.setattr(PagesLedger, "apply", forgetful)
+
+
+def stale_result_accepted(patch: Patch) -> None:
+    def credulous(self: Coordinator, launch):  # type: ignore[no-untyped-def]
+        outcomes = self.executor.collect(launch.ticket)
+        if outcomes is None:
+            return
+        self._retire(launch)
+        for tx in launch.flown:
+            tx.ended_by, tx.phase = None, Phase.ACCEPT
+        self._decide(list(zip(launch.flown, outcomes, strict=True)))
+
+    patch.setattr(Coordinator, "_collect", credulous)
+
+
+def length_beats_stop(patch: Patch) -> None:
+    clip = coordinator_module.clip
+
+    def wrong(candidates, rules):  # type: ignore[no-untyped-def]
+        count, reason = clip(candidates, rules)
+        return count, "length" if count == rules.budget else reason
+
+    patch.setattr(coordinator_module, "clip", wrong)
+
+
+def dirty_device_kept(patch: Patch) -> None:
+    settle = Coordinator._settle
+
+    def blind(self: Coordinator, rounds):  # type: ignore[no-untyped-def]
+        settle(self, rounds)
+        for tx in rounds:
+            tx.dirty = False
+
+    patch.setattr(Coordinator, "_settle", blind)
+
+
+def finished_not_dropped(patch: Patch) -> None:
+    settle = Coordinator._settle
+
+    def forgetful(self: Coordinator, rounds):  # type: ignore[no-untyped-def]
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self.executor, "drop", lambda request: None)
+            settle(self, rounds)
+
+    patch.setattr(Coordinator, "_settle", forgetful)
+
+
+def preemption_loses_pending(patch: Patch) -> None:
+    apply = TokensLedger.apply
+
+    def lossy(self: TokensLedger, change, increment):  # type: ignore[no-untyped-def]
+        apply(self, change, increment)
+        if isinstance(change, Evict):
+            self.sequences[change.request].generated.pop()
+
+    patch.setattr(TokensLedger, "apply", lossy)
+
+
+def epoch_not_raised(patch: Patch) -> None:
+    def evict(self: Residency, request: int, reason: str) -> None:
+        state = self.store.ledgers.tokens.sequences[request]
+        held = self.store.pools.holdings(request)
+        self.store.commit([RequestPreempted(request, state.epoch, reason, held.pages)])
+        self._leave(request, held)
+
+    patch.setattr(Residency, "evict", evict)
+
+
+def numbering_restarted(patch: Patch) -> None:
+    patch.setattr(Runtime, "start_at", lambda self, number: None)
+
+
+def oldest_preempted(patch: Patch) -> None:
+    def make_room(self: Scheduler, request: Request, reserve):  # type: ignore[no-untyped-def]
+        try:
+            return reserve()
+        except LedgerExhausted:
+            # The one that asks: the oldest of those that have not begun.
+            self.preempt(request, "pages")
+            return None
+
+    patch.setattr(Scheduler, "_with_room", make_room)
+
+
+def flown_pages_handed_out(patch: Patch) -> None:
+    def leave(self: Residency, request: int, held):  # type: ignore[no-untyped-def]
+        self.store.pools.give(held)
+        self.executor.drop(request)
+
+    patch.setattr(Residency, "_leave", leave)
+
+
+def reserved_pages_of_flights_handed_out(patch: Patch) -> None:
+    undo = Coordinator._undo
+
+    def early(self: Coordinator, launch, tx, *rest):  # type: ignore[no-untyped-def]
+        undo(self, launch, tx, *rest)
+        if tx.reservation in launch.retained:
+            launch.retained.remove(tx.reservation)
+            self.store.pools.close(tx.reservation, NOTHING)
+
+    patch.setattr(Coordinator, "_undo", early)
+
+
+def cancel_forgotten(patch: Patch) -> None:
+    def forget(self: Loop, request: int, honoured: Signal | None) -> None:
+        self._coordinator.interrupts.pop(request, None)
+
+    patch.setattr(Loop, "_forget_interrupt", forget)
+
+
+def published_twice(patch: Patch) -> None:
+    publish = Handle.publish
+
+    def twice(self: Handle, ids, piece):  # type: ignore[no-untyped-def]
+        publish(self, ids[:1], piece)
+        publish(self, ids, piece)
+
+    patch.setattr(Handle, "publish", twice)
+
+
+def recovery_forgets_a_request(patch: Patch) -> None:
+    resume = Runtime.resume
+
+    def forgetful(self: Runtime, event, parameters):  # type: ignore[no-untyped-def]
+        if event.request != 1:
+            resume(self, event, parameters)
+
+    patch.setattr(Runtime, "resume", forgetful)
+
+
+def recovery_forgets_the_text(patch: Patch) -> None:
+    patch.setattr(Request, "restore", lambda self, emitted: "")
+
+
+def written_later(patch: Patch) -> None:
+    append = Journal.append
+
+    def lazy(self: Journal, entries):  # type: ignore[no-untyped-def]
+        self._durability = "none"
+        return append(self, entries)
+
+    patch.setattr(Journal, "append", lazy)
+
+
+def admission_keeps_its_units(patch: Patch) -> None:
+    patch.setattr(Pools, "give", lambda self, freed: None)
+
+
+Break = Callable[[Patch], None]
+
+BREAKS: dict[str, tuple[Break, Scenario, type[Exception], str]] = {
+    "forget the recurrent rollback": (
+        recurrent_not_rolled_back,
+        COPYING,
+        PromiseBroken,
+        f"{DEVICE}.*group 'gdn'",
+    ),
+    "keep a rejected page": (rejected_page_kept, DECODE, LedgerCorrupt, "ledger 'pages'.*pages: expected"),
+    "count the pending token twice": (pending_counted_twice, PLAIN, LedgerCorrupt, "ledger 'tokens'"),
+    "publish before append": (published_before_append, DECODE, PromiseBroken, ORDER_PUBLISH),
+    "apply before append": (applied_before_append, DECODE, PromiseBroken, ORDER_APPLY),
+    "append and never apply": (appended_and_not_applied, AT_ONCE, PromiseBroken, f"{FOLD}.*'tokens'"),
+    "settle a+2 rows": (one_row_too_many, DECODE, PromiseBroken, f"{DEVICE}.*group 'gdn'"),
+    "commit a+2 tokens": (one_draft_too_many, DECODE, PromiseBroken, TEXT),
+    "rng advanced by W": (rng_advanced_by_width, DECODE, LedgerCorrupt, "ledger 'rng'.*role 'target'"),
+    "rollback leaks": (rollback_leaks, ROLL_BACK, LedgerCorrupt, "ledger 'reservations', open"),
+    "finish keeps a page": (page_not_released, DECODE, LedgerCorrupt, "ledger 'pages'.*references"),
+    "stale result accepted": (stale_result_accepted, STALE, LedgerCorrupt, "ledger 'tokens'.*epoch"),
+    "length beats stop": (length_beats_stop, STOP, PromiseBroken, f"{TEXT}.*length after.*stop after"),
+    "dirty device kept": (dirty_device_kept, SETTLE, PromiseBroken, DEVICE),
+    "finished request not dropped": (finished_not_dropped, SETTLE, PromiseBroken, KEPT),
+    "preemption loses the pending token": (
+        preemption_loses_pending,
+        PREEMPT,
+        LedgerCorrupt,
+        "ledger 'tokens'.*(counts|digest)",
+    ),
+    "preemption keeps the epoch": (epoch_not_raised, PREEMPT, LedgerCorrupt, "ledger 'tokens'.*epoch"),
+    "recovery restarts numbering": (numbering_restarted, REOPEN, PromiseBroken, "a number is used once"),
+    "oldest preempted": (oldest_preempted, PAGES, PromiseBroken, "only the youngest makes room"),
+    "pages of a flight handed out": (flown_pages_handed_out, LEAVE, PromiseBroken, DEVICE),
+    "reserved pages of a flight handed out": (
+        reserved_pages_of_flights_handed_out,
+        LEAVE,
+        PromiseBroken,
+        DEVICE,
+    ),
+    "cancel forgotten behind a fault": (cancel_forgotten, BEHIND, PromiseBroken, CANCEL),
+    "publish a token twice": (published_twice, DECODE, PromiseBroken, TEXT),
+    "recovery forgets a request": (
+        recovery_forgets_a_request,
+        CRASH,
+        PromiseBroken,
+        "recovery takes up the unfinished",
+    ),
+    "recovery forgets the text": (recovery_forgets_the_text, CRASH, PromiseBroken, "the result is what was"),
+    "records are written later": (written_later, DECODE, PromiseBroken, f"{FOLD}.*'tokens'"),
+    "units never come back": (
+        admission_keeps_its_units,
+        DECODE,
+        LedgerCorrupt,
+        "ledger 'reservations'.*'gdn'",
+    ),
+}
+
+SCENARIOS = {id(scenario): scenario for _, scenario, _, _ in BREAKS.values()}.values()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario[0].__name__)
+def test_scenario_passes_unbroken(scenario: Scenario, play: Play) -> None:
+    play(*scenario)
+
+
+def test_every_program_catches_something() -> None:
+    assert {scenario[0].__name__ for scenario in SCENARIOS} == set(programs.PROGRAMS)
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_break_is_caught(name: str, play: Play, monkeypatch: Patch) -> None:
+    broken, scenario, error, message = BREAKS[name]
+    broken(monkeypatch)
+    with pytest.raises(error, match=message):
+        play(*scenario)
+
+
+@pytest.mark.parametrize("name", ["rollback leaks", "dirty device kept"])
+def test_the_machine_finds_it_by_itself(name: str, monkeypatch: Patch) -> None:
+    broken, _, error, message = BREAKS[name]
+    broken(monkeypatch)
+    with pytest.raises(error, match=message):
+        check_executor(toy_harness(accuracy=6), examples=200, steps=30, seed=1, shrink=False)
