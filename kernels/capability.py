@@ -12,6 +12,8 @@ import torch
 from txdecode.state.errors import TxDecodeError
 
 DtypeName = Literal["bf16", "fp32"]
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
 DTYPES: dict[DtypeName, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -75,7 +77,7 @@ def cpu_name() -> str:
 def free_memory() -> int:
     """Bytes that can be allocated without swapping: what the system has free, or the cgroup if less."""
     free = _meminfo_available()
-    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    limit, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
     if limit is not None and used is not None:
         free = min(free, max(limit - used, 0))
     return free
@@ -83,7 +85,7 @@ def free_memory() -> int:
 
 def _meminfo_available() -> int:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in _MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except OSError:

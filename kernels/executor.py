@@ -150,7 +150,7 @@ class DenseExecutor:
         with _faults("verify"):
             logits = self._model.forward(segments, logits=True)
         assert logits is not None
-        parts = logits.split([len(segment.tokens) for segment in segments])
+        parts = logits.split_with_sizes([len(segment.tokens) for segment in segments])
         self._last = list(parts)
         for item, part in zip(rounds, parts, strict=True):
             self._verified[item.plan.request] = (item.plan, part)
@@ -227,7 +227,7 @@ class DenseExecutor:
         rows, vocab = len(segment.tokens), self._vocab_size
         assert 1 <= rows <= rows_max, f"{rows} rows, at most {rows_max}"
         assert segment.end <= self._description.context, (segment.end, self._description.context)
-        assert 0 <= min(segment.tokens), segment.tokens
+        assert min(segment.tokens) >= 0, segment.tokens
         assert max(segment.tokens) < vocab, (segment.tokens, vocab)
 
     def _logits_of(self, item: Round) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import cast
 
 from txdecode.kernels.capability import DtypeName
 from txdecode.kernels.executor import DenseExecutor
-from txdecode.kernels.models.loading import load_text
+from txdecode.kernels.models.loading import load_config, load_text
 from txdecode.kernels.models.source import resolve
 from txdecode.kernels.models.weights import load_weights
 from txdecode.runtime.errors import InvalidRequest
@@ -32,6 +32,8 @@ def open_dense(
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InvalidRequest(f"{field} must be an integer of at least 1, found {value!r}")
     source = resolve(name)
+    # First what rules the model out: a missing tokenizer says little about a model that is not supported.
+    load_config(source)
     assets = load_text(source)
     text = Text(assets)
     executor = DenseExecutor(

@@ -17,6 +17,9 @@
       ├─ CapabilityMissing               the executor lacks what the configuration needs
       ├─ EventUndecodable                a record that this version cannot read
       ├─ InvalidDraftLength (ValueError)
+      ├─ Divergence                      a log and its ledgers part; see txdecode.runtime.replay
+      ├─ PromiseBroken (AssertionError)  a check failed; see txdecode.runtime.testing
+      ├─ TestExtraMissing (ImportError)  the state machine without hypothesis; see the same
       ├─ TextError                       see txdecode.runtime.text_errors
       ├─ JournalError                    see txdecode.runtime.journal.errors
       └─ ModelError                      see txdecode.kernels.models.errors

@@ -12,7 +12,7 @@ import attrs
 from txdecode.runtime.configuration import Options, fingerprint, to_data
 from txdecode.runtime.drafters.prompt_lookup import PromptLookup
 from txdecode.runtime.errors import InvalidRequest
-from txdecode.runtime.journal import FileStorage, Journal, OpenStorage
+from txdecode.runtime.journal import FileStorage, Journal, JournalExists, OpenStorage
 from txdecode.runtime.policy.controllers import parse
 from txdecode.runtime.text import Text
 from txdecode.transactions.executor import Drafter, Executor
@@ -72,6 +72,11 @@ def open_runtime(
     from txdecode.runtime.runtime import Runtime
 
     parse(draft_len)
+    if log is not None and not overwrite:
+        # Refused before minutes go into a large model; creation refuses it again, under its lock.
+        size = Path(log).stat().st_size if Path(log).is_file() else 0
+        if size:
+            raise JournalExists(Path(log), size)
     opened = open_model(model, dtype, draft, pages, batch_max, context, threads, text, frozenset(eos_ids))
     drafter_name = draft if isinstance(draft, str) else draft.name
     options = Options(opened.name, dtype, drafter_name, draft_len, pages, batch_max, context)

@@ -40,7 +40,7 @@ def recover_runtime(
     and a drafter of your own must be given again.
 
     Raises ``JournalError`` for a log that is damaged or of another kind, ``RecoveryRefused`` where the model,
-    the state groups or the numerics differ, ``LedgerCorrupt`` where the log contradicts itself.
+    the state groups or the numerics differ, ``Divergence`` where the log contradicts itself.
     """
     path = Path(log)
     header = read_header(path)

@@ -149,7 +149,8 @@ def replay(
     """Fold a log and check every digest that it recorded, up to and with record ``until``.
 
     ``progress(bytes done, bytes in all)`` is called now and then. Raises ``JournalError`` for a file that is
-    damaged or no log, ``Divergence`` at the first record that contradicts the ledgers.
+    damaged or no log, ``Divergence`` at the first record that contradicts the ledgers, ``LedgerCorrupt`` where the
+    ledgers contradict themselves at the end.
     """
     path = Path(log)
     reader = iterate(path)

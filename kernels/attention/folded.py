@@ -38,9 +38,16 @@ class Part:
 
 @attrs.frozen(eq=False)
 class Bound:
-    """A launch, ready for every layer. ``queries`` [rows, heads, head_dim] is to be filled before each."""
+    """A launch, ready for every layer. Before each, ``queries`` [rows, heads, head_dim] is to be filled.
+
+    ``turned`` [rows, heads + 2 * kv_heads, head_dim] is room for a rotated projection, with views of its
+    ``turned_queries`` and ``keys_values``: made once a launch, not once a layer.
+    """
 
     queries: torch.Tensor
+    turned: torch.Tensor
+    turned_queries: torch.Tensor
+    keys_values: torch.Tensor
     parts: Sequence[Part]
 
 
@@ -72,6 +79,14 @@ class FoldedAttention:
         rows = rows_max * fold + ROW_MULTIPLE
         self._rows = torch.zeros(rows, kv_heads, head_dim, dtype=dtype)
         self._rows_max = rows_max
+        self._turned = torch.empty(rows_max, (fold + 2) * kv_heads, head_dim, dtype=dtype)
+        assert self._lays_out_by_rows(), "attention kernel of this torch lays its result out in another way"
+
+    def _lays_out_by_rows(self) -> bool:
+        queries = self._rows[:ROW_MULTIPLE].transpose(0, 1).unsqueeze(0)
+        keys = self._rows.new_zeros(1, self._kv_heads, 64, self._rows.shape[2])
+        out: torch.Tensor = _flash(queries, keys, keys, 0.0, False)[0]
+        return out.transpose(1, 2).is_contiguous() and out.storage_offset() == 0
 
     @staticmethod
     def planned_bytes(rows_max: int, width: int, dtype: torch.dtype) -> int:
@@ -89,8 +104,15 @@ class FoldedAttention:
             count = rows - start if last else len(segment.tokens)
             parts.append(self._part(segment, start, count))
             start += count
-        used = self._rows[: rows * self._fold]
-        return Bound(used.view(rows, self._fold * self._kv_heads, -1), parts)
+        heads = self._fold * self._kv_heads
+        turned = self._turned[:rows]
+        return Bound(
+            self._rows[: rows * self._fold].view(rows, heads, -1),
+            turned,
+            turned[:, :heads],
+            turned[:, heads:],
+            parts,
+        )
 
     def _part(self, segment: Segment, start: int, count: int) -> Part:
         rows = padded_rows(count * self._fold)
@@ -115,5 +137,4 @@ class FoldedAttention:
         out: torch.Tensor = _flash(
             part.queries, keys, values, 0.0, False, attn_mask=part.mask, scale=self._scale
         )[0]
-        # The kernel lays its result out by rows; view() would refuse if it did not.
-        return out.transpose(1, 2).view(-1)[: part.rows * self._width].view(part.rows, self._width)
+        return out.as_strided((part.rows, self._width), (self._width, 1))

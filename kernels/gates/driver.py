@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -21,13 +21,6 @@ from txdecode.transactions.executor import (
 )
 
 
-class GatedExecutor(Executor, Protocol):
-    """An executor that shows the logits of its last launch."""
-
-    def logits_of_last_launch(self) -> Sequence[torch.Tensor]:
-        """Logits [rows, vocab] of each round of the last ``verify``."""
-
-
 @attrs.define
 class Lane:
     """A sequence: the first ``length`` tokens of the stream are consumed, on ``pages``."""
@@ -42,16 +35,23 @@ class Lane:
 
 
 class Driver:
-    """Opens lanes and runs rounds on them. Pages come from one pool, the lowest first."""
+    """Opens lanes and runs rounds on them. Pages come from one pool, the lowest first.
 
-    def __init__(self, executor: Executor, logits: GatedExecutor | None = None) -> None:
+    Raises ``CapabilityMissing`` for an executor that has more state than pages, or that doesn't show the
+    logits [rows, vocab] of each round of its last ``verify`` through ``logits_of_last_launch()``.
+    """
+
+    def __init__(self, executor: Executor) -> None:
         self.description = executor.describe()
         groups = self.description.groups
         pages = of_kind(groups, "pages")
         if len(pages) != 1 or len(groups) != 1:
             raise CapabilityMissing("gate rows drives executors whose state is one group of pages")
+        show: Any = getattr(executor, "logits_of_last_launch", None)
+        if show is None:
+            raise CapabilityMissing("gate rows compares logits, and this executor does not show them")
         self._executor = executor
-        self._logits = logits
+        self._logits: Callable[[], Sequence[torch.Tensor]] = show
         self._page_rows = pages[0].granularity
         self._free = list(range(pages[0].capacity))
         self._requests = 0
@@ -101,8 +101,7 @@ class Driver:
             rounds.append(Round(self._plan(lane, width), Proposal(drafts, "gate")))
         self._executor.verify(rounds)
         self.forwards += 1
-        assert self._logits is not None
-        found = [logits.clone() for logits in self._logits.logits_of_last_launch()]
+        found = [logits.clone() for logits in self._logits()]
         self._executor.abandon([item.plan for item in rounds])
         return found
 

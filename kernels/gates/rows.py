@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import torch
 
-from txdecode.kernels.gates.driver import Driver, GatedExecutor, Lane
+from txdecode.kernels.gates.driver import Driver, Lane
 from txdecode.kernels.gates.tally import RowsCheck, Tally
-from txdecode.transactions.executor import AuditEntry
+from txdecode.transactions.executor import AuditEntry, Executor
 
 Progress = Callable[[int, int, str], None]
 """Done, in all, what comes next."""
@@ -45,18 +45,16 @@ class RowsReport:
         return all(check.mismatches == 0 for check in self.checks)
 
 
-def rows_gate(
-    executor: GatedExecutor, *, full: bool = False, progress: Progress | None = None
-) -> RowsReport:
+def rows_gate(executor: Executor, *, full: bool = False, progress: Progress | None = None) -> RowsReport:
     """Check that q rows in one forward equal q single rows, to the bit.
 
     Widths 1 to 16 across page borders at contexts to 1,500 tokens; prefill in other tiles; batches with
     longer mates; recomputation on other pages in other tiles. ``full`` takes every context around the page
     borders, contexts to 4,200 and more tiles. What the executor has no room for is left out and missing in
     the report's ``contexts``. The executor must be idle; its pages are overwritten. Raises ``ExecutorFault``
-    where a kernel fails, ``CapabilityMissing`` for an executor with more state than pages.
+    where a kernel fails, ``CapabilityMissing`` for an executor with more state than pages or without logits to show.
     """
-    gate = _Gate(Driver(executor, executor), full)
+    gate = _Gate(Driver(executor), full)
     steps = gate.steps()
     for done, (name, step) in enumerate(steps):
         if progress is not None:

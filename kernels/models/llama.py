@@ -21,9 +21,9 @@ from txdecode.kernels.linear import Linear
 from txdecode.kernels.linear.prepacked import PrepackedLinear
 from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.models.layout import EMBEDDING, FINAL_NORM, HEAD
-from txdecode.kernels.models.packing import Layer, pack_layer
+from txdecode.kernels.models.packing import pack_layer
 from txdecode.kernels.models.weights import DenseWeights
-from txdecode.kernels.norm.fused import rms_norm, rms_norm_heads
+from txdecode.kernels.norm.fused import extended, folded, rms_norm_heads, unit_rows
 from txdecode.kernels.rotary.fused import rotate
 from txdecode.kernels.rotary.tables import RotaryTable
 
@@ -50,11 +50,13 @@ class LlamaModel:
         config, tensors, dtype = weights.config, weights.tensors, numerics.dtype
         self._config = config
         self._limits = limits
-        self._heads = config.head_count
-        self._embedding = tensors[EMBEDDING].to(dtype)
-        self._final_norm = tensors[FINAL_NORM].to(dtype)
+        self._last = config.layer_count - 1
+        # Rounded first, folded then: equal digests give equal bits whatever dtype the weights came in.
+        self._embedding = extended(tensors[EMBEDDING].to(dtype), config.rms_eps)
         head = tensors[EMBEDDING if config.tied_head else HEAD].to(dtype)
+        head = folded(head, tensors[FINAL_NORM].to(dtype))
         self._head: Linear = PrepackedLinear(head, None, numerics.row_tile)
+        self._ones = torch.ones(max(limits.rows_max, 2), 1, dtype=dtype)
         self._layers = [
             pack_layer(tensors, index, config, numerics, PrepackedLinear)
             for index in range(config.layer_count)
@@ -93,7 +95,6 @@ class LlamaModel:
         ``NonFiniteActivation``, or ``RuntimeError`` where a kernel fails; keys and values of the rows are
         then undefined.
         """
-        config, eps = self._config, self._config.rms_eps
         slots = [slot for segment in segments for slot in self.cache.place(segment)]
         tokens = [token for segment in segments for token in segment.tokens]
         positions = [p for segment in segments for p in range(segment.position, segment.end)]
@@ -102,33 +103,32 @@ class LlamaModel:
             tokens, positions, slots = tokens * 2, positions * 2, [slots[0], self.cache.trash_slot]
         rows = len(tokens)
         x = self._embedding.index_select(0, torch.tensor(tokens))
-        cos, sin = self._rotary.rows(torch.tensor(positions))
+        ones = self._ones[:rows]
+        turn = self._rotary.rows(torch.tensor(positions))
         slot_index = torch.tensor(slots)
         bound = self._attention.bind(segments, rows)
-        queries = bound.queries
+        queries, turned, keys_values = bound.queries, bound.turned, bound.keys_values
         for index, layer in enumerate(self._layers):
-            projected = layer.qkv(rms_norm(x, layer.attention_norm, eps)).view(cos.shape)
+            projected = layer.qkv(unit_rows(x, ones)).view(turned.shape)
             if layer.head_norm is not None:
-                self._normalise_heads(projected, layer, eps)
-            turned = rotate(projected, cos, sin)
-            self.cache.layers[index].index_copy_(0, slot_index, turned[:, self._heads :])
-            if not logits and index + 1 == config.layer_count:
+                self._normalise_heads(projected, layer.head_norm)
+            rotate(projected, *turn, turned)
+            self.cache.layers[index].index_copy_(0, slot_index, keys_values)
+            if not logits and index == self._last:
                 _check_finite(turned, wanted)
                 return None
-            queries.copy_(turned[:, : self._heads])
+            queries.copy_(bound.turned_queries)
             x = layer.o.add(self._attention(index, bound), x)
-            normal = rms_norm(x, layer.mlp_norm, eps)
+            normal = unit_rows(x, ones)
             x = layer.down.add(layer.up.multiply(normal, layer.gate.silu(normal)), x)
-        normal = rms_norm(x, self._final_norm, eps)
+        normal = unit_rows(x, ones)
         _check_finite(normal, wanted)
         return self._head(normal)[:wanted]
 
-    @staticmethod
-    def _normalise_heads(projected: torch.Tensor, layer: Layer, eps: float) -> None:
+    def _normalise_heads(self, projected: torch.Tensor, scale: torch.Tensor) -> None:
         """RMSNorm over head_dim of query and key heads, in place (Qwen3)."""
-        assert layer.head_norm is not None
-        turned = projected[:, : layer.head_norm.shape[0]]
-        turned.copy_(rms_norm_heads(turned, layer.head_norm, eps))
+        heads = projected[:, : scale.shape[0]]
+        heads.copy_(rms_norm_heads(heads, scale, self._config.rms_eps))
 
 
 def _check_finite(rows: torch.Tensor, wanted: int) -> None:
@@ -148,13 +148,14 @@ def memory_plan(config: DenseConfig, numerics: Numerics, limits: Limits) -> dict
     """Bytes that ``LlamaModel`` of this shape allocates, by name, beyond the weights it is given."""
     dtype = numerics.dtype
     hidden, inner, size = config.hidden_size, config.intermediate_size, dtype.itemsize
-    layer = hidden * (2 * config.q_size + 2 * config.kv_size) + 3 * hidden * inner
+    reads = (hidden + 1) * (config.q_size + 2 * config.kv_size + 2 * inner)
+    writes = (hidden + 1) * (config.q_size + inner)
     table_rows, slack = mask_table(config, numerics, limits)
     context_pages = -(-limits.context // numerics.key_multiple) * numerics.key_multiple // 64
     per_layer = (config.kv_head_count, config.head_dim)
     return {
-        "weights": (config.layer_count * layer + config.vocab_size * hidden) * size,
-        "embedding": config.vocab_size * hidden * size,
+        "weights": (config.layer_count * (reads + writes) + config.vocab_size * (hidden + 1)) * size,
+        "embedding": config.vocab_size * (hidden + 1) * size,
         "kv_pages": PagedCache.planned_bytes(config.layer_count, *per_layer, limits.page_count, dtype),
         "gather": PagedCache.planned_bytes(1, *per_layer, context_pages, dtype),
         "tables": RotaryTable.planned_bytes(config, limits.context, dtype)

@@ -1,4 +1,4 @@
-"""Weights of a layer in the order that the forward pass wants, packed once."""
+"""Weights of a layer in the order and form that the forward pass wants, packed once."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from txdecode.kernels.capability import Numerics
 from txdecode.kernels.linear import Linear
 from txdecode.kernels.models.config import DenseConfig
+from txdecode.kernels.norm.fused import folded
 
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None, int], Linear]
 
 
 @attrs.frozen(eq=False)
 class Layer:
-    """One layer. ``qkv`` gives query heads in the order (fold, kv_head), then key heads, then value heads;
-    ``o`` takes heads in that order. ``head_norm`` [query + key heads, head_dim] are the scales of Qwen3's
-    norm over head_dim."""
+    """One layer. ``qkv``, ``gate`` and ``up`` read unit rows [rows, hidden + 1] (see ``kernels.norm``), ``o``
+    and ``down`` add to the residual [rows, hidden + 1]. ``qkv`` gives query heads in the order (fold,
+    kv_head), then key heads, then value heads; ``o`` takes heads in that order. ``head_norm`` [query + key
+    heads, head_dim] are the scales of Qwen3's norm over head_dim."""
 
-    attention_norm: torch.Tensor
     qkv: Linear
     head_norm: torch.Tensor | None
     o: Linear
-    mlp_norm: torch.Tensor
     gate: Linear
     up: Linear
     down: Linear
@@ -50,31 +50,33 @@ def pack_layer(
     def bias(name: str, present: bool) -> torch.Tensor | None:
         return get(f"{name}.bias") if present else None
 
-    def mlp(name: str) -> Linear:
-        matrix = get(f"mlp.{name}.weight")
-        return linear(matrix, bias(f"mlp.{name}", config.mlp_bias), numerics.row_tile)
+    def reads(matrix: torch.Tensor, norm: str, added: torch.Tensor | None) -> Linear:
+        return linear(folded(matrix, get(norm)), added, numerics.row_tile)
 
+    def writes(matrix: torch.Tensor, added: torch.Tensor | None) -> Linear:
+        return linear(_with_zero(matrix), None if added is None else _with_zero(added), numerics.row_tile)
+
+    attention_norm, mlp_norm = "input_layernorm.weight", "post_attention_layernorm.weight"
     q = fold_rows(get("self_attn.q_proj.weight"), config)
     qkv = torch.cat([q, get("self_attn.k_proj.weight"), get("self_attn.v_proj.weight")])
     qkv_bias = None
     if config.qkv_bias:
         q_bias = fold_rows(get("self_attn.q_proj.bias"), config)
         qkv_bias = torch.cat([q_bias, get("self_attn.k_proj.bias"), get("self_attn.v_proj.bias")])
-    o = fold_rows(get("self_attn.o_proj.weight").T, config).T
     head_norm = None
     if config.qk_norm:
         q_scale = get("self_attn.q_norm.weight").expand(config.head_count, -1)
         k_scale = get("self_attn.k_norm.weight").expand(config.kv_head_count, -1)
         head_norm = torch.cat([q_scale, k_scale])
+    gate, up, down = (f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+    o = fold_rows(get("self_attn.o_proj.weight").T, config).T
     return Layer(
-        attention_norm=get("input_layernorm.weight"),
-        qkv=linear(qkv, qkv_bias, numerics.row_tile),
+        qkv=reads(qkv, attention_norm, qkv_bias),
         head_norm=head_norm,
-        o=linear(o, bias("self_attn.o_proj", config.o_bias), numerics.row_tile),
-        mlp_norm=get("post_attention_layernorm.weight"),
-        gate=mlp("gate_proj"),
-        up=mlp("up_proj"),
-        down=mlp("down_proj"),
+        o=writes(o, bias("self_attn.o_proj", config.o_bias)),
+        gate=reads(get(f"{gate}.weight"), mlp_norm, bias(gate, config.mlp_bias)),
+        up=reads(get(f"{up}.weight"), mlp_norm, bias(up, config.mlp_bias)),
+        down=writes(get(f"{down}.weight"), bias(down, config.mlp_bias)),
     )
 
 
@@ -84,3 +86,8 @@ def fold_rows(matrix: torch.Tensor, config: DenseConfig) -> torch.Tensor:
     groups, size = config.kv_head_count, config.head_dim
     fold = config.head_count // groups
     return matrix.reshape(groups, fold, size, -1).transpose(0, 1).reshape(matrix.shape)
+
+
+def _with_zero(matrix: torch.Tensor) -> torch.Tensor:
+    """One more row of zeros: the constant column of the residual gets nothing added."""
+    return torch.cat([matrix, matrix.new_zeros(1, *matrix.shape[1:])])

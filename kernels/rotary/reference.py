@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (i, i + size / 2) of ``x`` [rows, heads, size].
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
+    """Turn each pair (i, i + size / 2) of ``x`` [rows, heads, size] into ``out``.
 
     ``cos`` and ``sin`` are [rows, heads, size]; the first half of ``sin`` carries the minus sign.
     """
@@ -14,4 +14,4 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     a, b = x[..., :half].double(), x[..., half:].double()
     first = a * cos[..., :half].double() + b * sin[..., :half].double()
     second = b * cos[..., half:].double() + a * sin[..., half:].double()
-    return torch.cat([first, second], -1).to(x.dtype)
+    out.copy_(torch.cat([first, second], -1))

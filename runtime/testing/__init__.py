@@ -10,7 +10,8 @@ or, under a test runner, ``TestMine = machine_for(harness).TestCase``. Requests 
 preempted; every verb fails, before, within and after its work; drafters misbehave; the log's disk fails; the
 process is killed and recovered. After every step the page pools, the digests, a second fold of the log, the
 published text against the plain loop and the device's audits are checked. ``World`` is the same without
-Hypothesis, for scripts; the names here that need Hypothesis raise ``TestExtraMissing`` where it is absent.
+Hypothesis, for scripts; ``programs`` has some. The names here that need Hypothesis raise ``TestExtraMissing``
+where it is absent.
 """
 
 from __future__ import annotations

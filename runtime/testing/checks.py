@@ -124,6 +124,8 @@ def fits(description: Description, prompt: int, max_tokens: int) -> bool:
 
 def failed(handle: Handle) -> bool:
     """Whether a request ended with a typed error."""
+    if not handle.done:
+        return False
     try:
         handle.result()
     except RequestFailed:

@@ -102,6 +102,40 @@ def crash(world: World) -> None:
     world.finish()
 
 
+def close_in_the_middle(world: World) -> None:
+    """The runtime is closed while requests run, one of them not taken in yet."""
+    submit(world, 8)
+    world.step(4)
+    submit(world, 3)
+    world.reopen()
+    world.finish()
+
+
+def lose_power(world: World) -> None:
+    """The machine dies, and with it what was not synced. A log with durability ``fsync``."""
+    submit(world, 8)
+    world.step(5)
+    world.crash(cut=1.0)
+    world.finish()
+
+
+def fill_the_disk(world: World) -> None:
+    """The log can't be written any more."""
+    submit(world, 8)
+    submit(world, 13)
+    world.fail_disk("torn", 9)
+    world.step(6)
+    world.finish()
+
+
+def ask_for_too_much(world: World) -> None:
+    """Requests at the edge of what fits the context. Pools in which a sequence of that length fits."""
+    context = world.description.context
+    for tokens, budget in ((context, 1), (context - 1, 5), (context + 3, 1), (5, 1)):
+        world.submit(prompt(world, tokens), budget)
+    world.finish()
+
+
 def cancel_before_the_first_step(world: World) -> None:
     """A request is cancelled before it is resident."""
     world.cancel(submit(world, 8))
@@ -150,6 +184,10 @@ PROGRAMS: dict[str, Program] = {
         stop_on_the_last_token,
         reopen,
         crash,
+        close_in_the_middle,
+        lose_power,
+        fill_the_disk,
+        ask_for_too_much,
         cancel_before_the_first_step,
         cancel_behind_a_fault,
         leave_a_flight,

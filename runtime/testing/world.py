@@ -243,7 +243,7 @@ class World:
         floor = max(read_header(self.path).size, self.disk.synced)
         lost = int(cut * (size - floor)) if size > floor else 0
         os.truncate(self.path, size - lost)
-        self._recover(lossless=self._ordered and not lost)
+        self._recover(lossless=self.setting.durability == "fsync" or (self._ordered and not lost))
         return lost
 
     def reopen(self) -> None:
@@ -272,6 +272,9 @@ class World:
                 attempt()
             except RuntimeClosed:
                 continue
+            except JournalError:
+                # It came as far as the log.
+                pass
             raise PromiseBroken("a failed runtime takes no more work", str(error))
         with suppress(JournalError):
             self.runtime.close()

@@ -113,13 +113,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--drafts", type=int, default=0, help="drafts a round under --profile")
     args = parser.parse_args()
     print(f"{'requests':>8} {'drafts':>6} {'log':>5} {'median µs/round':>16} {'best':>7}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "host.txlog"
         if args.profile:
             profile = cProfile.Profile()
-            profile.runcall(measure, 1, 0, args.rounds, path)
+            profile.runcall(measure, 1, args.drafts, args.rounds, path)
             pstats.Stats(profile).sort_stats("tottime").print_stats(40)
             return
         for requests in (1, 8):

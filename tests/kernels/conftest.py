@@ -20,7 +20,7 @@ MakeWeights = Callable[..., DenseWeights]
 _TINY = DenseConfig(
     architecture="llama",
     vocab_size=320,
-    hidden_size=64,
+    hidden_size=96,
     intermediate_size=160,
     layer_count=2,
     head_count=6,
@@ -33,7 +33,7 @@ _TINY = DenseConfig(
 _VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-biased": {"o_bias": True, "qkv_bias": True, "mlp_bias": True, "tied_head": True},
-    "qwen2": {"architecture": "qwen2", "qkv_bias": True, "head_count": 7, "kv_head_count": 1},
+    "qwen2": {"architecture": "qwen2", "qkv_bias": True, "kv_head_count": 1},
     "qwen3": {"architecture": "qwen3", "qk_norm": True, "tied_head": True, "head_dim": 32},
     "every-head-its-own": {"head_count": 4, "kv_head_count": 4},
 }
@@ -70,7 +70,7 @@ def make_weights(make_config: MakeConfig) -> MakeWeights:
             elif name.endswith("bias"):
                 tensors[name] = 0.2 * values
             else:
-                tensors[name] = values / math.sqrt(shape[-1]) * (2.0 if "embed" not in name else 8.0)
+                tensors[name] = values / math.sqrt(shape[-1]) * (1.0 if "embed" not in name else 4.0)
         return DenseWeights(config, tensors, f"random-{variant}-{seed}")
 
     return make

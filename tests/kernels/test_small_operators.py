@@ -26,13 +26,37 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_rms_norm(dtype: torch.dtype) -> None:
+def test_unit_rows(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, ones = (3 * torch.randn(7, 577)).to(dtype), torch.ones(7, 1, dtype=dtype)
+    close(fast_norm.unit_rows(x, ones), plain_norm.unit_rows(x, ones))
+    for row in range(7):
+        assert torch.equal(
+            fast_norm.unit_rows(x[row : row + 1], ones[:1])[0], fast_norm.unit_rows(x, ones)[row]
+        )
+
+
+@pytest.mark.parametrize("magnitude", [1e-4, 1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("eps", [1e-6, 1e-3])
+def test_a_unit_row_and_a_folded_matrix_are_rms_norm_and_its_matrix(magnitude: float, eps: float) -> None:
+    """Also where eps outweighs the row."""
     torch.manual_seed(1)
-    x, weight = (3 * torch.randn(7, 576)).to(dtype), (1 + torch.randn(576)).to(dtype)
-    close(fast_norm.rms_norm(x, weight, 1e-5), plain_norm.rms_norm(x, weight, 1e-5))
-    # A row of zeros is where eps decides.
-    x[3] = 0
-    assert not fast_norm.rms_norm(x, weight, 1e-5)[3].any()
+    x, scale, weight = magnitude * torch.randn(7, 96), 1 + torch.randn(96), torch.randn(40, 96)
+    rows = fast_norm.extended(x, eps)
+    assert rows.shape == (7, 97)
+    found = fast_norm.unit_rows(rows, torch.ones(7, 1)) @ fast_norm.folded(weight, scale).T
+    expected = plain_norm.rms_norm(x, scale, eps) @ weight.double().T
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_folded_matrix_is_rounded_once() -> None:
+    torch.manual_seed(1)
+    weight, scale = torch.randn(40, 96).bfloat16(), (1 + torch.randn(96)).bfloat16()
+    exact = weight.double() * scale.double() * 96**0.5
+    found = fast_norm.folded(weight, scale)
+    assert found.dtype == torch.bfloat16
+    assert not found[:, -1].any()
+    torch.testing.assert_close(found[:, :-1].double(), exact, rtol=2**-8 * 1.001, atol=0)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
@@ -50,10 +74,11 @@ def test_rotation(dtype: torch.dtype, make_config) -> None:  # type: ignore[no-u
     x = torch.randn(6, config.head_count + 2 * config.kv_head_count, config.head_dim).to(dtype)
     kept = x.clone()
     cos, sin = table.rows(torch.tensor([0, 1, 2, 100, 510, 511]))
-    turned = fast_rotary.rotate(x, cos, sin)
+    turned, expected = torch.empty_like(x), torch.empty_like(x)
+    fast_rotary.rotate(x, cos, sin, turned)
     assert torch.equal(x, kept)
     # The fast form rounds one of the two products to the dtype before it adds the other.
-    expected = plain_rotary.rotate(x, cos, sin)
+    plain_rotary.rotate(x, cos, sin, expected)
     unit = 2**-8 if dtype == torch.bfloat16 else 2**-23
     torch.testing.assert_close(turned.double(), expected.double(), rtol=unit, atol=4 * unit)
     # Position 0 turns nothing, and no position turns the values.
@@ -69,7 +94,8 @@ def test_rotation_keeps_lengths_and_depends_on_distance_only(make_config) -> Non
     pair = torch.randn(2, heads, config.head_dim)
 
     def product(first: int, second: int) -> torch.Tensor:
-        turned = fast_rotary.rotate(pair, *table.rows(torch.tensor([first, second])))
+        turned = torch.empty_like(pair)
+        fast_rotary.rotate(pair, *table.rows(torch.tensor([first, second])), turned)
         return (turned[0] * turned[1]).sum(-1)
 
     torch.testing.assert_close(product(3, 10), product(403, 410), rtol=1e-4, atol=1e-4)

@@ -177,10 +177,16 @@ def test_close_is_idempotent_and_final(opened: Open, log: Path) -> None:
 
 
 def test_the_context_manager_closes_also_after_an_error(log: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Runtime.open(ToyExecutor(), log=log, draft="none") as runtime:
-        handle = runtime.submit([1])
-        1 / 0  # noqa: B018
-    assert handle.done
+    handles: list[Handle] = []
+
+    def use() -> None:
+        with Runtime.open(ToyExecutor(), log=log, draft="none") as runtime:
+            handles.append(runtime.submit([1]))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        use()
+    assert handles[0].done
     with Runtime.recover(log, ToyExecutor()) as runtime:
         assert sorted(runtime.handles) == [0]
 

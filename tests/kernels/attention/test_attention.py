@@ -98,7 +98,7 @@ def test_agrees_with_the_reference(dtype: DtypeName, shape: tuple[int, int, int]
         torch.testing.assert_close(found.float(), expected.float(), rtol=bound, atol=bound)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(["bf16", "fp32"]))
 def test_bits_do_not_depend_on_width_pages_or_mates(data: st.DataObject, dtype: DtypeName) -> None:
     """Rows of several sequences on shuffled pages in one launch equal each row alone on adjacent pages."""

@@ -91,9 +91,7 @@ def test_views_of_many_ranges_do_not_pile_up() -> None:
     assert len(made._views) == 64
 
 
-@pytest.mark.parametrize(
-    "bad", [segment(0, 0, 1), segment(60, 5, 1), segment(0, 1, 12), segment(0, 1, -1)]
-)
+@pytest.mark.parametrize("bad", [segment(0, 0, 1), segment(60, 5, 1), segment(0, 1, 12), segment(0, 1, -1)])
 def test_segments_out_of_bounds_are_refused(bad: Segment) -> None:
     with pytest.raises(AssertionError):
         cache().place(bad)

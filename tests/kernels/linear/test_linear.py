@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -56,9 +57,7 @@ def test_agrees_with_the_reference(shape: tuple[int, int], dtype: DtypeName, nam
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bits_do_not_depend_on_the_rows_beside(
-    shape: tuple[int, int], dtype: DtypeName, name: str
-) -> None:
+def test_bits_do_not_depend_on_the_rows_beside(shape: tuple[int, int], dtype: DtypeName, name: str) -> None:
     weight, bias, x, other = operands(shape, dtype, True)
     linear = PrepackedLinear(weight, bias, numerics(dtype).row_tile)
     pairs = torch.cat([call(linear, name, x[r : r + 2], other[r : r + 2]) for r in range(0, ROWS, 2)])
@@ -88,7 +87,7 @@ def test_tiles_cover_all_rows_and_none_is_single(rows: int, tile: int) -> None:
     assert tiles[0][0] == 0
     assert tiles[-1][1] == rows
     assert all(2 <= stop - start <= tile for start, stop in tiles)
-    assert all(later[0] <= earlier[1] for earlier, later in zip(tiles, tiles[1:], strict=False))
+    assert all(later[0] <= earlier[1] for earlier, later in itertools.pairwise(tiles))
 
 
 def test_a_single_row_is_refused() -> None:
