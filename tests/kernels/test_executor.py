@@ -197,6 +197,24 @@ def test_positions_past_the_context_are_asserted(weights: DenseWeights) -> None:
         made.verify([Round(plan(69, (0, 1), 3, 2), Proposal((4,)))])
 
 
+def test_more_rounds_than_the_batch_holds_are_asserted(made: DenseExecutor) -> None:
+    with pytest.raises(AssertionError):
+        made.verify([Round(plan(0, (lane,), 3, 1, lane), NO_PROPOSAL) for lane in range(4)])
+    with pytest.raises(AssertionError):
+        made.verify([])
+
+
+def test_a_proposal_wider_than_its_plan_is_asserted(made: DenseExecutor) -> None:
+    with pytest.raises(AssertionError):
+        made.verify([Round(plan(0, (0,), 3, 2), Proposal((1, 2)))])
+
+
+def test_accepting_another_round_than_was_verified_is_asserted(made: DenseExecutor) -> None:
+    made.verify([Round(plan(0, (0,), 3, 1), NO_PROPOSAL)])
+    with pytest.raises(AssertionError, match="not the last verified"):
+        made.accept([Round(plan(1, (0,), 3, 1), NO_PROPOSAL)])
+
+
 def test_rows_that_are_no_chain_are_asserted(made: DenseExecutor) -> None:
     tree = attrs.evolve(plan(0, (0,), 3, 3), parents=(-1, 0, 0))
     with pytest.raises(AssertionError, match="no chain"):
@@ -213,7 +231,13 @@ def test_torch_errors_become_faults_that_name_the_verb(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("could not create a primitive\nwith a long trace")
 
+    def starved(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
     with monkeypatch.context() as patched:
+        patched.setattr(made.model, "forward", starved)
+        with pytest.raises(ExecutorFault, match="MemoryError"):
+            made.verify([item])
         patched.setattr(made.model, "forward", broken)
         with pytest.raises(
             ExecutorFault, match=r"^prefill failed in a kernel: could not create a primitive;"

@@ -172,6 +172,20 @@ def test_a_row_does_not_see_later_rows() -> None:
     assert not torch.equal(after[3], before[3])
 
 
+@pytest.mark.parametrize("fold", [1, 3, 7])
+def test_query_rows_are_padded_to_eight(fold: int) -> None:
+    made = setup("bf16", fold)
+    parts = [segment(0, 1, (0,)), segment(0, 5, (1,)), segment(0, 3, (2,))]
+    for part in parts:
+        made.write(part)
+    bound = made.attention.bind(parts, 9)
+    for part, rows in zip(bound.parts, (1, 5, 3), strict=True):
+        assert part.rows == rows
+        assert part.queries.shape[2] % 8 == 0
+        assert rows * fold <= part.queries.shape[2] < rows * fold + 8
+        assert part.mask.shape[2:] == (part.queries.shape[2], part.window.keys)
+
+
 def test_masks_of_the_table_equal_masks_made_on_demand() -> None:
     small = CausalMasks(3, 48, 300, 80, torch.float32)
     none = CausalMasks(3, 0, 300, 80, torch.float32)
