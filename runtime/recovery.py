@@ -66,6 +66,7 @@ def recover_runtime(
 
     journal = Journal.resume(path, durability=durability, on_record=take, open_storage=storage)
     try:
+        folder.ledgers.check()
         runtime = Runtime(
             opened, journal, options, ledgers=folder.ledgers, observer=observer, paranoid=paranoid
         )

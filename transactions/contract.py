@@ -17,8 +17,10 @@ def check_proposal(proposal: Proposal | None, asked: int, vocab_size: int) -> No
         return
     if len(proposal.tokens) > asked:
         raise ExecutorFault(f"drafter '{proposal.source}' proposed {len(proposal.tokens)}, asked {asked}")
-    if not all(0 <= token < vocab_size for token in proposal.tokens):
-        raise ExecutorFault(f"drafter '{proposal.source}' proposed an id outside 0..{vocab_size - 1}")
+    if not all(type(token) is int and 0 <= token < vocab_size for token in proposal.tokens):
+        raise ExecutorFault(
+            f"drafter '{proposal.source}' proposed an id outside 0..{vocab_size - 1}, or no integer"
+        )
 
 
 def check_outcome(
@@ -33,5 +35,8 @@ def check_outcome(
         raise ExecutorFault(f"request {request}: the outcome is of other drafts than were offered")
     if outcome.path != tuple(range(len(outcome.path))) or not 1 <= len(outcome.path) <= rows:
         raise ExecutorFault(f"request {request}: path {outcome.path} of {rows} rows is no chain")
-    if not 0 <= outcome.next_token < vocab_size:
-        raise ExecutorFault(f"request {request}: token {outcome.next_token} outside the vocabulary")
+    # The exact type: an integer of another library would reach the log, which cannot write it.
+    if type(outcome.next_token) is not int or not 0 <= outcome.next_token < vocab_size:
+        raise ExecutorFault(
+            f"request {request}: token {outcome.next_token!r} outside the vocabulary, or no integer"
+        )

@@ -16,6 +16,7 @@ from txdecode.runtime.loop import FAULTS_MAX
 from txdecode.runtime.testing import BEHAVIOURS, Breaker, ScriptedDrafter
 from txdecode.transactions.codec import decode
 from txdecode.transactions.events import RequestFinished, RoundCommitted
+from txdecode.transactions.executor import ExecutorFault
 from txdecode.transactions.phase import Phase, Signal
 from txdecode.transactions.toy import ToyExecutor, plain
 
@@ -287,3 +288,17 @@ def test_a_full_disk_ends_everything_and_publishes_nothing(log: Path) -> None:
         again.run()
     for number, prompt in enumerate(PROMPTS):
         assert replay(log).requests[number].ids == plain(prompt, 15, 48)
+
+
+def test_a_drop_that_fails_costs_nobody_else_anything() -> None:
+    class Stubborn(ToyExecutor):
+        def drop(self, request: int) -> None:
+            raise ExecutorFault("cannot let go")
+
+    with Runtime.open(Stubborn(), draft="none") as runtime:
+        first = runtime.submit([1, 2, 3], max_tokens=30)
+        second = runtime.submit([4, 5, 6], max_tokens=8)
+        runtime.step()
+        first.cancel()
+        assert list(second.result().ids) == plain([4, 5, 6], 8, 48)
+        runtime.check()

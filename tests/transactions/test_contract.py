@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from txdecode.state.errors import LedgerCorrupt
-from txdecode.transactions.contract import check_outcome
+from txdecode.transactions.contract import check_outcome, check_proposal
 from txdecode.transactions.coordinator import Coordinator
-from txdecode.transactions.executor import ExecutorFault, Outcome, Proposal
+from txdecode.transactions.executor import NO_PROPOSAL, ExecutorFault, Outcome, Proposal
 from txdecode.transactions.phase import Signal
 from txdecode.transactions.toy import ToyExecutor
 
@@ -240,3 +240,11 @@ def test_an_audit_that_lost_an_entry_is_found(kit):
     rig.coordinator.interrupts[0] = Signal.CANCEL
     with pytest.raises(LedgerCorrupt, match="after rollback"):
         rig.go(launch)
+
+
+@pytest.mark.parametrize("token", [True, 3.0, "3", None])
+def test_a_token_of_another_type_is_a_fault(token: object) -> None:
+    with pytest.raises(ExecutorFault, match="or no integer"):
+        check_outcome(0, Outcome(NO_PROPOSAL, (0,), token), NO_PROPOSAL, 0, 8)  # type: ignore[arg-type]
+    with pytest.raises(ExecutorFault, match="or no integer"):
+        check_proposal(Proposal((token,), "odd"), 1, 8)  # type: ignore[arg-type]
