@@ -18,7 +18,8 @@ RNG_LAW = "philox4x32-10/position/1"
 
 @attrs.frozen
 class Options:
-    """How a runtime was opened; recovery opens the same again."""
+    """How a runtime was opened; recovery opens the same again. ``pages`` are those that the pool got, since what a
+    machine has free differs from day to day. ``eos_ids`` are those of an executor of the caller's own."""
 
     model: str = ""
     dtype: str = "bf16"
@@ -27,6 +28,8 @@ class Options:
     pages: int | None = None
     batch_max: int = 8
     context: int | None = None
+    threads: int | None = None
+    eos_ids: tuple[int, ...] = ()
 
 
 def code_version() -> str:
@@ -58,7 +61,7 @@ def to_data(description: Description, options: Options) -> dict[str, Any]:
         "vocab_size": description.vocab_size,
         "context": description.context,
         "groups": [list(attrs.astuple(group)) for group in description.groups],
-        "options": attrs.asdict(options),
+        "options": {**attrs.asdict(options), "eos_ids": list(options.eos_ids)},
     }
 
 

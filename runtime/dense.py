@@ -49,5 +49,5 @@ def open_dense(
         name,
         text,
         frozenset(assets.eos_ids),
-        fingerprint={"tokenizer": assets.digest(), "model": name},
+        fingerprint={"tokenizer": assets.digest()},
     )

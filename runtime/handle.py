@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import attrs
 
-from txdecode.runtime.errors import TextUnavailable
+from txdecode.runtime.errors import RuntimeClosed, TextUnavailable
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -141,7 +141,13 @@ class Handle:
                 if self._driver.serving:
                     self._changed.wait(1.0)
                     continue
-            self._driver.step()
+            try:
+                self._driver.step()
+            except RuntimeClosed:
+                # Another thread closed the runtime; it tells its handles how their requests ended.
+                with self._changed:
+                    if not self._changed.wait_for(lambda: self.done, 1.0):
+                        raise
 
     def ids(self) -> Iterator[int]:
         """Token ids as they are committed."""

@@ -19,6 +19,7 @@ from txdecode.runtime.opening import Opened
 from txdecode.runtime.policy.controllers import Controller, Fixed, parse
 from txdecode.runtime.request import NoText, Parameters, Request, Stream
 from txdecode.runtime.sampling import Sampling
+from txdecode.transactions.codec import encode
 from txdecode.transactions.executor import Drafter
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -72,10 +73,20 @@ class Intake:
         budget = self._check_size(ids, max_tokens)
         if draft_len is not None:
             parse(draft_len)
-        parameters = Parameters(sampling, strings, draft_len, max_tokens)
+        # What the context leaves is all that a larger number can mean, and all that the log can write.
+        parameters = Parameters(sampling, strings, draft_len, min(int(max_tokens), self.description.context))
         with self._number_lock:
             number = next(self._numbers)
-        return self.build(number, ids, budget, stops, parameters)
+        return self._checked(self.build(number, ids, budget, stops, parameters))
+
+    @staticmethod
+    def _checked(request: Request) -> Request:
+        """What the log can't write must be refused here: later it would stop the runtime for everybody."""
+        try:
+            encode(request.submitted(0))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"the request cannot be written to the log: {error}") from error
+        return request
 
     def build(
         self,
@@ -106,6 +117,10 @@ class Intake:
         return self._controller if draft_len is None else parse(draft_len)
 
     def _stream(self, stop: tuple[str, ...]) -> Stream:
+        if stop and self.text is None:
+            raise TextUnavailable(
+                "stop strings need a tokenizer, and this runtime has none; use stop_ids, or pass text="
+            )
         return NoText() if self.text is None else self.text.stop_matcher(stop)
 
     def _check_stop(self, stop: str | Sequence[str]) -> tuple[str, ...]:
@@ -115,8 +130,7 @@ class Intake:
         for string in strings:
             if not isinstance(string, str) or not string:
                 raise InvalidRequest(f"stop must be non-empty strings, found {string!r}")
-        if strings and self.text is None:
-            raise TextUnavailable("stop strings need a tokenizer, and this runtime has none; use stop_ids")
+        strings = tuple(str(string) for string in strings)
         if strings:
             # The matcher has rules of its own; they must be broken here, not when the first token comes.
             self._stream(strings)
@@ -132,14 +146,15 @@ class Intake:
                 raise TextUnavailable("this runtime has no tokenizer; pass token ids")
             ids = self.text.encode_chat(prompt)  # type: ignore[arg-type]
         elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
-            ids = self._check_ids(prompt, "prompt")  # type: ignore[arg-type]
+            ids = prompt  # type: ignore[assignment]
         else:
             raise InvalidRequest(
                 f"a prompt is text, token ids or chat messages, found {type(prompt).__name__}"
             )
         if not ids:
             raise InvalidRequest("the prompt is empty: expected at least one token")
-        return tuple(ids)
+        # Of text too: a tokenizer may know more tokens than the model.
+        return self._check_ids(ids, "prompt")
 
     def _check_ids(self, ids: Sequence[int], what: str) -> tuple[int, ...]:
         if not isinstance(ids, Iterable):
@@ -152,7 +167,7 @@ class Intake:
                 raise InvalidRequest(
                     f"{what}[{index}] is {token}, expected an id in 0..{self.description.vocab_size - 1}"
                 )
-            checked.append(token)
+            checked.append(int(token))
         return tuple(checked)
 
     def _check_size(self, ids: tuple[int, ...], max_tokens: int) -> int:

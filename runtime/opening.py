@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 
@@ -15,6 +15,7 @@ from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.journal import FileStorage, Journal, JournalExists, OpenStorage
 from txdecode.runtime.policy.controllers import parse
 from txdecode.runtime.text import Text
+from txdecode.state.groups import of_kind
 from txdecode.transactions.executor import Drafter, Executor
 from txdecode.transactions.transaction import Observer
 
@@ -72,15 +73,29 @@ def open_runtime(
     from txdecode.runtime.runtime import Runtime
 
     parse(draft_len)
+    if durability not in get_args(Durability):
+        raise InvalidRequest(
+            f"durability must be one of {', '.join(get_args(Durability))}, found {durability!r}"
+        )
     if log is not None and not overwrite:
         # Refused before minutes go into a large model; creation refuses it again, under its lock.
         size = Path(log).stat().st_size if Path(log).is_file() else 0
         if size:
             raise JournalExists(Path(log), size)
     opened = open_model(model, dtype, draft, pages, batch_max, context, threads, text, frozenset(eos_ids))
-    drafter_name = draft if isinstance(draft, str) else draft.name
-    options = Options(opened.name, dtype, drafter_name, draft_len, pages, batch_max, context)
     description = opened.executor.describe()
+    pooled = of_kind(description.groups, "pages")
+    options = Options(
+        opened.name,
+        dtype,
+        draft if isinstance(draft, str) else draft.name,
+        draft_len,
+        pooled[0].capacity if pooled else pages,
+        batch_max,
+        context,
+        threads,
+        tuple(eos_ids),
+    )
     journal = None
     if log is not None:
         journal = Journal.create(
@@ -116,6 +131,9 @@ def open_model(
     else:
         opened = _open_dense(os.fspath(model), dtype, pages, batch_max, context, threads)
     if not isinstance(draft, str):
+        name = getattr(draft, "name", None)
+        if not isinstance(name, str) or not name.isprintable():
+            raise InvalidRequest(f"draft must be a name or a Drafter with a printable name, found {draft!r}")
         return attrs.evolve(opened, drafter=draft)
     if draft == "lookup":
         return attrs.evolve(opened, drafter=PromptLookup())

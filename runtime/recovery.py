@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def recover_runtime(
     *,
     draft: str | Drafter | None = None,
     text: Any = None,
+    eos_ids: Sequence[int] | None = None,
     threads: int | None = None,
     durability: Durability = "write",
     observer: Observer | None = None,
@@ -36,11 +38,12 @@ def recover_runtime(
 
     A torn tail is cut off. What was committed stays; the rest is decoded with the same text as if nothing had
     happened. ``Runtime.handles`` has the unfinished requests by number; their ``result`` is whole, from the first
-    generated token on. Everything is opened as the log's header says unless given here; an executor of your own
-    and a drafter of your own must be given again.
+    generated token on. Everything is opened as the log's header says unless given here; an executor, a tokenizer
+    (``text``) and a drafter of your own must be given again.
 
     Raises ``JournalError`` for a log that is damaged or of another kind, ``RecoveryRefused`` where the model,
-    the state groups or the numerics differ, ``Divergence`` where the log contradicts itself.
+    the state groups or the numerics differ, ``Divergence`` where the log contradicts itself, ``TextUnavailable``
+    where an unfinished request has stop strings and there is no tokenizer.
     """
     path = Path(log)
     header = read_header(path)
@@ -52,8 +55,9 @@ def recover_runtime(
         options.pages,
         options.batch_max,
         options.context,
-        threads,
+        options.threads if threads is None else threads,
         text,
+        frozenset(options.eos_ids if eos_ids is None else eos_ids),
     )
     _check_same(header, opened, options)
     folder = Folder(header, path)

@@ -56,7 +56,8 @@ def options_of(header: Header, path: Path) -> Options:
     try:
         options: Mapping[str, Any] = header.configuration["options"]  # type: ignore[assignment]
         known = {field.name for field in attrs.fields(Options)}
-        return Options(**{name: value for name, value in options.items() if name in known})
+        found = {name: value for name, value in options.items() if name in known}
+        return Options(**{**found, "eos_ids": tuple(found.get("eos_ids", ()))})
     except (KeyError, TypeError, AttributeError) as error:
         raise JournalCorrupt(path, 0, None, f"its configuration has no usable 'options' ({error})") from error
 

@@ -179,7 +179,9 @@ class Request:
     def restore(self, emitted: tuple[int, ...]) -> str:
         """Take up tokens that were committed before a recovery; returns the text that they made final."""
         self.ids.extend(emitted)
-        piece = self.stream.commit(emitted)
+        # A stop token ends the text; whatever it would spell is no part of it.
+        spoken = emitted[:-1] if emitted[-1] in self.stop_ids else emitted
+        piece = self.stream.commit(spoken)
         if piece:
             self.pieces.append(piece)
         return piece

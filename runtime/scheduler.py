@@ -75,6 +75,10 @@ class Scheduler:
             )
             if self.ledgers.pages.needed(g, known) + owed + headroom > len(pool):
                 return not self.running and self.ledgers.pages.needed(g, known) <= len(pool)
+        for pool in self.pools.columns:
+            # One to hold the state, and one for every running request and this one to move it to.
+            if len(pool) < 2 + headroom:
+                return not self.running and len(pool) >= 2
         return True
 
     # Room.

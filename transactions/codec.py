@@ -17,6 +17,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODERS = {number: msgspec.msgpack.Decoder(event) for number, event in EVENTS.items()}
 
 
+def printable(text: str, most: int) -> str:
+    """At most ``most`` characters of a text from outside, such as an error's, that the log can hold: what has no
+    UTF-8 form (half of a surrogate pair in a file name) becomes a question mark."""
+    return text[:most].encode("utf-8", "replace").decode()
+
+
 class EventUndecodable(TxDecodeError):
     """A record's payload is not an event that this version can read."""
 

@@ -13,7 +13,13 @@ def check_count(what: str, found: int, expected: int) -> None:
 
 def check_proposal(proposal: Proposal | None, asked: int, vocab_size: int) -> None:
     """At most ``asked`` drafts, all of them in the vocabulary; raises ``ExecutorFault``."""
-    if proposal is None or not proposal.tokens:
+    if proposal is None:
+        return
+    if proposal.law not in ("point", "sampled"):
+        raise ExecutorFault(f"expected the law 'point' or 'sampled' of a proposal, found {proposal.law!r}")
+    if type(proposal.source) is not str or not proposal.source.isprintable():
+        raise ExecutorFault(f"expected a printable name of a drafter, found {proposal.source!r}")
+    if not proposal.tokens:
         return
     if len(proposal.tokens) > asked:
         raise ExecutorFault(f"drafter '{proposal.source}' proposed {len(proposal.tokens)}, asked {asked}")

@@ -19,6 +19,7 @@ from txdecode.state.changes import PerGroup
 from txdecode.state.errors import LedgerCorrupt
 from txdecode.state.reservations import NOTHING, Reservation
 from txdecode.transactions.clip import CLIP_REASONS, clip
+from txdecode.transactions.codec import printable
 from txdecode.transactions.contract import check_count, check_outcome, check_proposal
 from txdecode.transactions.events import RoundCommitted, RoundRolledBack, RuntimeNote
 from txdecode.transactions.executor import (
@@ -370,7 +371,7 @@ class Coordinator:
     ) -> None:
         where = tx.plan.view
         note = RoundRolledBack(
-            where.request, where.epoch, tx.plan.ordinal, launch.number, phase, signal, detail[:200]
+            where.request, where.epoch, tx.plan.ordinal, launch.number, phase, signal, printable(detail, 200)
         )
         # A log that refuses this note refuses every later record too, so the next commit will raise;
         # raising here would leave the other rounds of the launch open.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import attrs
 
 from txdecode.state.reservations import NOTHING, Reservation
+from txdecode.transactions.codec import printable
 from txdecode.transactions.coordinator import Coordinator
 from txdecode.transactions.events import (
     PrefillCommitted,
@@ -133,7 +134,7 @@ class Residency:
         """The request ends outside a round."""
         state = self.store.ledgers.tokens.sequences[request]
         held = self._held(request)
-        self.store.commit([RequestFinished(request, state.epoch, reason, detail[:500], held.pages)])
+        self.store.commit([RequestFinished(request, state.epoch, reason, printable(detail, 500), held.pages)])
         self._leave(request, held)
 
     def _held(self, request: int) -> Reservation:

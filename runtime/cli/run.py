@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 
 from txdecode.runtime.cli.options import dtype_option, json_option, model_option, threads_option
 from txdecode.runtime.cli.render import print_json
-from txdecode.runtime.errors import InvalidRequest
+from txdecode.runtime.errors import InvalidRequest, TxDecodeError
 from txdecode.runtime.handle import Handle, Result
 from txdecode.runtime.runtime import Runtime
 
@@ -90,9 +91,16 @@ def run(
         threads=threads,
         batch_max=1,
     ) as runtime:
-        handle = runtime.submit(
-            [{"role": "user", "content": text}] if chat else text, max_tokens=max_tokens, stop=stop
-        )
+        try:
+            handle = runtime.submit(
+                [{"role": "user", "content": text}] if chat else text, max_tokens=max_tokens, stop=stop
+            )
+        except TxDecodeError:
+            # An empty log would stand in the way of the corrected command.
+            runtime.close()
+            if log is not None:
+                log.unlink(missing_ok=True)
+            raise
         stream(handle, quiet=as_json)
         result = handle.result()
     if as_json:
@@ -125,7 +133,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 
 def draft_length(value: str) -> int | str:
     """A number where it is one; the rest is the controller's to judge."""
-    return int(value) if value.lstrip("-").isdecimal() else value
+    return int(value) if re.fullmatch(r"-?[0-9]{1,4}", value) else value
 
 
 def stream(handle: Handle, *, quiet: bool) -> None:

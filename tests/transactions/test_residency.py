@@ -226,8 +226,7 @@ def test_a_drop_that_fails_keeps_the_pools_whole(kit):
         rig = kit.Rig()
         rig.enter(0, LONG, 6)
         rig.executor.drop = lambda request: 1 // 0
-        with pytest.raises(ZeroDivisionError):
-            leave(rig)
+        leave(rig)
         rig.conserve()
         rig.replay()
 
