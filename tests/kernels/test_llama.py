@@ -31,6 +31,7 @@ VARIANTS = ("llama", "qwen2", "qwen3", "every-head-its-own")
 SCALINGS = (
     RopeScaling(kind="linear", factor=4.0),
     RopeScaling(kind="llama3", factor=8.0, original_context=64, low_freq_factor=1.0, high_freq_factor=4.0),
+    RopeScaling(kind="yarn", factor=8.0, original_context=64),
 )
 
 
@@ -70,6 +71,8 @@ def rope_parameters(config: DenseConfig) -> dict[str, Any]:
     if scaling is None:
         return {"rope_type": "default", "rope_theta": config.rope_theta}
     parameters = {"rope_type": scaling.kind, "rope_theta": config.rope_theta, "factor": scaling.factor}
+    if scaling.kind == "yarn":
+        parameters["original_max_position_embeddings"] = scaling.original_context
     if scaling.kind == "llama3":
         parameters |= {
             "low_freq_factor": scaling.low_freq_factor,
