@@ -121,11 +121,13 @@ class FoldedAttention:
         window = self._cache.window(segment)
         return Part(queries, self._masks.of(segment.position, rows, window.keys), window, count)
 
-    def __call__(self, layer: int, bound: Bound) -> torch.Tensor:
+    def of_many(self, layer: int, bound: Bound) -> torch.Tensor:
         """Attention of ``bound.queries`` in ``layer``: [rows, heads * head_dim], same order of heads."""
-        if len(bound.parts) == 1:
-            return self._attend(layer, bound.parts[0])
         return torch.cat([self._attend(layer, part) for part in bound.parts])
+
+    def of_one(self, layer: int, bound: Bound) -> torch.Tensor:
+        """The same for a launch of one sequence, without a copy."""
+        return self._attend(layer, bound.parts[0])
 
     def _attend(self, layer: int, part: Part) -> torch.Tensor:
         window = part.window

@@ -41,8 +41,8 @@ class RowsReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every row agreed to the bit."""
-        return all(check.mismatches == 0 for check in self.checks)
+        """Whether every check was made, and every row agreed to the bit: what was not looked at has not passed."""
+        return all(check.rows > 0 and check.mismatches == 0 for check in self.checks)
 
 
 def rows_gate(executor: Executor, *, full: bool = False, progress: Progress | None = None) -> RowsReport:

@@ -40,18 +40,18 @@ class Tally:
     _where: list[str] = attrs.field(factory=list, init=False)
 
     def logits(self, expected: torch.Tensor, found: torch.Tensor, place: str) -> None:
-        """Compare [rows, vocab] row by row; NaN equals nothing."""
+        """Compare [rows, vocab] row by row and bit by bit: zeros of either sign differ, NaN equals nothing."""
         assert expected.shape == found.shape, (expected.shape, found.shape)
         rows = expected.shape[0]
         self._rows += rows
         self._logit_rows += rows
-        if torch.equal(expected, found):
+        if _same_bits(expected, found):
             self._argmax_equal += rows
             return
         for row in range(rows):
             same_choice = bool(expected[row].argmax() == found[row].argmax())
             self._argmax_equal += same_choice
-            if torch.equal(expected[row], found[row]):
+            if _same_bits(expected[row], found[row]):
                 continue
             gap = float((expected[row].double() - found[row].double()).abs().max())
             gap = math.inf if math.isnan(gap) else gap
@@ -78,3 +78,7 @@ class Tally:
         return RowsCheck(
             self.name, self._rows, self._mismatches, self._max_abs_diff, agreement, tuple(self._where)
         )
+
+
+def _same_bits(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    return torch.equal(expected, found) and torch.equal(torch.signbit(expected), torch.signbit(found))

@@ -1,6 +1,7 @@
 """Linear layers whose bits do not depend on how many rows are computed together.
 
-``reference`` and ``prepacked`` offer one class each with the same constructor and the same four calls.
+``reference`` and ``prepacked`` offer a class each with the same constructor and the same four calls;
+``tiled`` computes many rows in calls of a few.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import torch
 class Linear(Protocol):
     """``y = x W^T + b`` with what follows it fused: one rounding to the dtype of ``x``.
 
-    Built from ``weight`` [out, in], ``bias`` [out] or ``None`` and ``row_tile``. ``x`` is [rows, in] with at
-    least two rows, contiguous; every result and ``other`` are [rows, out].
+    Built from ``weight`` [out, in] and ``bias`` [out] or ``None``. ``x`` is [rows, in] with at least two rows,
+    contiguous; every result and ``other`` are [rows, out].
     """
 
+    out_size: int
     weight_bytes: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

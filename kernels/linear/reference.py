@@ -6,12 +6,12 @@ import torch
 
 
 class ReferenceLinear:
-    """See ``txdecode.kernels.linear.Linear``. ``row_tile`` is taken and ignored."""
+    """See ``txdecode.kernels.linear.Linear``."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, row_tile: int) -> None:
-        del row_tile
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight.float()
         self._bias = None if bias is None else bias.float()
+        self.out_size = weight.shape[0]
         self.weight_bytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

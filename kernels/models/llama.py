@@ -19,6 +19,7 @@ from txdecode.kernels.attention.masks import CausalMasks
 from txdecode.kernels.capability import Numerics
 from txdecode.kernels.linear import Linear
 from txdecode.kernels.linear.prepacked import PrepackedLinear
+from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.models.layout import EMBEDDING, FINAL_NORM, HEAD
 from txdecode.kernels.models.packing import pack_layer
@@ -55,12 +56,13 @@ class LlamaModel:
         self._embedding = extended(tensors[EMBEDDING].to(dtype), config.rms_eps)
         head = tensors[EMBEDDING if config.tied_head else HEAD].to(dtype)
         head = folded(head, tensors[FINAL_NORM].to(dtype))
-        self._head: Linear = PrepackedLinear(head, None, numerics.row_tile)
+        self._head: Linear = PrepackedLinear(head, None)
+        self._row_tile = numerics.row_tile
         self._ones = torch.ones(max(limits.rows_max, 2), 1, dtype=dtype)
         self._layers = [
-            pack_layer(tensors, index, config, numerics, PrepackedLinear)
-            for index in range(config.layer_count)
+            pack_layer(tensors, index, config, dtype, PrepackedLinear) for index in range(config.layer_count)
         ]
+        self._tiled_layers = [layer.tiled(numerics.row_tile) for layer in self._layers]
         self._rotary = RotaryTable(config, limits.context, dtype)
         self.cache = PagedCache(
             config.layer_count,
@@ -108,7 +110,9 @@ class LlamaModel:
         slot_index = torch.tensor(slots)
         bound = self._attention.bind(segments, rows)
         queries, turned, keys_values = bound.queries, bound.turned, bound.keys_values
-        for index, layer in enumerate(self._layers):
+        attend = self._attention.of_one if len(segments) == 1 else self._attention.of_many
+        narrow = rows <= self._row_tile
+        for index, layer in enumerate(self._layers if narrow else self._tiled_layers):
             projected = layer.qkv(unit_rows(x, ones)).view(turned.shape)
             if layer.head_norm is not None:
                 self._normalise_heads(projected, layer.head_norm)
@@ -118,12 +122,13 @@ class LlamaModel:
                 _check_finite(turned, wanted)
                 return None
             queries.copy_(bound.turned_queries)
-            x = layer.o.add(self._attention(index, bound), x)
+            x = layer.o.add(attend(index, bound), x)
             normal = unit_rows(x, ones)
             x = layer.down.add(layer.up.multiply(normal, layer.gate.silu(normal)), x)
         normal = unit_rows(x, ones)
         _check_finite(normal, wanted)
-        return self._head(normal)[:wanted]
+        head = self._head if narrow else TiledLinear(self._head, self._row_tile)
+        return head(normal)[:wanted]
 
     def _normalise_heads(self, projected: torch.Tensor, scale: torch.Tensor) -> None:
         """RMSNorm over head_dim of query and key heads, in place (Qwen3)."""

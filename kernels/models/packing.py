@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 import attrs
 import torch
 
-from txdecode.kernels.capability import Numerics
 from txdecode.kernels.linear import Linear
+from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.norm.fused import folded
 
-LinearFactory = Callable[[torch.Tensor, torch.Tensor | None, int], Linear]
+LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 
 @attrs.frozen(eq=False)
@@ -34,27 +34,38 @@ class Layer:
         """Bytes of the packed matrices."""
         return sum(linear.weight_bytes for linear in (self.qkv, self.o, self.gate, self.up, self.down))
 
+    def tiled(self, row_tile: int) -> Layer:
+        """The same layer for more rows than one call of a matrix takes."""
+        return attrs.evolve(
+            self,
+            qkv=TiledLinear(self.qkv, row_tile),
+            o=TiledLinear(self.o, row_tile),
+            gate=TiledLinear(self.gate, row_tile),
+            up=TiledLinear(self.up, row_tile),
+            down=TiledLinear(self.down, row_tile),
+        )
+
 
 def pack_layer(
     tensors: Mapping[str, torch.Tensor],
     index: int,
     config: DenseConfig,
-    numerics: Numerics,
+    dtype: torch.dtype,
     linear: LinearFactory,
 ) -> Layer:
-    """Layer ``index`` of ``tensors`` (canonical names), converted to the dtype of ``numerics``."""
+    """Layer ``index`` of ``tensors`` (canonical names), converted to ``dtype``."""
 
     def get(name: str) -> torch.Tensor:
-        return tensors[f"model.layers.{index}.{name}"].to(numerics.dtype)
+        return tensors[f"model.layers.{index}.{name}"].to(dtype)
 
     def bias(name: str, present: bool) -> torch.Tensor | None:
         return get(f"{name}.bias") if present else None
 
     def reads(matrix: torch.Tensor, norm: str, added: torch.Tensor | None) -> Linear:
-        return linear(folded(matrix, get(norm)), added, numerics.row_tile)
+        return linear(folded(matrix, get(norm)), added)
 
     def writes(matrix: torch.Tensor, added: torch.Tensor | None) -> Linear:
-        return linear(_with_zero(matrix), None if added is None else _with_zero(added), numerics.row_tile)
+        return linear(_with_zero(matrix), None if added is None else _with_zero(added))
 
     attention_norm, mlp_norm = "input_layernorm.weight", "post_attention_layernorm.weight"
     q = fold_rows(get("self_attn.q_proj.weight"), config)

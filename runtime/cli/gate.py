@@ -51,6 +51,9 @@ def rows(model: str, dtype: str, full: bool, threads: int | None, as_json: bool)
                 for check in report.checks
             ],
         )
+        for check in report.checks:
+            if not check.rows:
+                click.echo(f"  '{check.name}' was not checked: the executor has no room for it")
         for place in (place for check in report.checks for place in check.where):
             click.echo(f"  {place}")
     _verdict("rows", report.passed, quiet=as_json)

@@ -69,7 +69,7 @@ def parts(model: Any, width: int, context: int, pages: tuple[int, ...]) -> dict[
 
     def attention() -> None:
         for index in range(len(layers)):
-            model._attention(index, bound)
+            model._attention.of_one(index, bound)
 
     def norms() -> None:
         for _ in layers:

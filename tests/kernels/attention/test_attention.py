@@ -45,7 +45,8 @@ class Setup:
         bound = self.attention.bind(segments, rows + padding)
         queries = torch.cat([self.queries[s.position : s.end] for s in segments])
         bound.queries[:rows] = queries.flatten(1, 2)
-        result = self.attention(0, bound)
+        attend = self.attention.of_one if len(segments) == 1 else self.attention.of_many
+        result = attend(0, bound)
         assert result.shape == (rows + padding, self.fold * self.kv_heads * self.size)
         return list(result[:rows].split([len(segment.tokens) for segment in segments]))
 

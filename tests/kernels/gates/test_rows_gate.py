@@ -58,8 +58,8 @@ def test_passes_on_an_invariant_model(dtype: str, make_weights: MakeWeights) -> 
 
 
 def test_full_looks_at_more(make_weights: MakeWeights) -> None:
-    quick = rows_gate(executor(make_weights, rows_max=2, batch_max=1))
-    full = rows_gate(executor(make_weights, rows_max=2, batch_max=1), full=True)
+    quick = rows_gate(executor(make_weights, rows_max=2, batch_max=2))
+    full = rows_gate(executor(make_weights, rows_max=2, batch_max=2), full=True)
     assert full.passed
     assert set(full.contexts) > set(quick.contexts)
     assert by_name(full)["recomputation"].rows > by_name(quick)["recomputation"].rows
@@ -160,6 +160,19 @@ def test_executors_with_more_state_or_without_logits_are_refused(make_weights: M
 
     with pytest.raises(CapabilityMissing, match="does not show"):
         rows_gate(Silent(make_weights(), dtype="fp32", page_count=4))
+
+
+def test_what_was_not_looked_at_has_not_passed(make_weights: MakeWeights) -> None:
+    report = rows_gate(executor(make_weights, batch_max=1))
+    assert by_name(report)["batch mates"].rows == 0
+    assert all(check.mismatches == 0 for check in report.checks)
+    assert not report.passed
+
+
+def test_tally_tells_zeros_of_either_sign_apart() -> None:
+    tally = Tally("zeros")
+    tally.logits(torch.tensor([[0.0, 1.0]]), torch.tensor([[-0.0, 1.0]]), "here")
+    assert tally.check().mismatches == 1
 
 
 def test_tally_counts_differences_of_every_kind() -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from txdecode.kernels.capability import DTYPES, DtypeName, numerics
 from txdecode.kernels.linear import Linear
-from txdecode.kernels.linear.prepacked import PrepackedLinear, row_tiles
+from txdecode.kernels.linear.prepacked import PrepackedLinear
 from txdecode.kernels.linear.reference import ReferenceLinear
+from txdecode.kernels.linear.tiled import TiledLinear, row_tiles
 
 CALLS = ("plain", "silu", "multiply", "add")
 SHAPES = ((64, 48), (33, 40), (160, 64), (64, 160), (192, 576))
@@ -47,8 +48,8 @@ def test_agrees_with_the_reference(shape: tuple[int, int], dtype: DtypeName, nam
     """fp32 to 2e-5, bf16 to one unit in the last place (2^-7 relative) beyond that."""
     for biased in (False, True):
         weight, bias, x, other = operands(shape, dtype, biased)
-        expected = call(ReferenceLinear(weight, bias, 32), name, x, other)
-        found = call(PrepackedLinear(weight, bias, 32), name, x, other)
+        expected = call(ReferenceLinear(weight, bias), name, x, other)
+        found = call(TiledLinear(PrepackedLinear(weight, bias), 32), name, x, other)
         assert found.dtype == x.dtype
         relative = 2**-7 if dtype == "bf16" else 2e-5
         torch.testing.assert_close(found.float(), expected.float(), rtol=relative, atol=2e-5)
@@ -59,26 +60,28 @@ def test_agrees_with_the_reference(shape: tuple[int, int], dtype: DtypeName, nam
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bits_do_not_depend_on_the_rows_beside(shape: tuple[int, int], dtype: DtypeName, name: str) -> None:
     weight, bias, x, other = operands(shape, dtype, True)
-    linear = PrepackedLinear(weight, bias, numerics(dtype).row_tile)
+    linear = TiledLinear(PrepackedLinear(weight, bias), numerics(dtype).row_tile)
     pairs = torch.cat([call(linear, name, x[r : r + 2], other[r : r + 2]) for r in range(0, ROWS, 2)])
     for start, rows in ((0, 3), (5, 8), (17, 16), (1, 31), (0, 32), (3, 33), (2, 64), (30, 65), (0, ROWS)):
         part = slice(start, start + rows)
         assert torch.equal(call(linear, name, x[part], other[part]), pairs[part]), (start, rows)
 
 
-def test_many_rows_are_computed_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, bias, x, _ = operands((64, 48), "bf16", True)
-    linear = PrepackedLinear(weight, bias, 16)
+@pytest.mark.parametrize("name", CALLS)
+def test_many_rows_are_computed_in_tiles(name: str) -> None:
+    weight, bias, x, other = operands((64, 48), "fp32", True)
     counts: list[int] = []
-    plain = PrepackedLinear.__call__
 
-    def counting(self: PrepackedLinear, part: torch.Tensor) -> torch.Tensor:
-        counts.append(part.shape[0])
-        return plain(self, part)
+    class Counting(ReferenceLinear):
+        def _product(self, x: torch.Tensor) -> torch.Tensor:
+            counts.append(x.shape[0])
+            return super()._product(x)
 
-    monkeypatch.setattr(PrepackedLinear, "__call__", counting)
-    linear(x[:33])
-    assert counts == [33, 16, 16, 2]
+    linear = Counting(weight, bias)
+    found = call(TiledLinear(linear, 16), name, x[:33], other[:33])
+    assert counts == [16, 16, 2]
+    assert found.shape == (33, 64)
+    torch.testing.assert_close(found, call(linear, name, x[:33], other[:33]))
 
 
 @given(rows=st.integers(2, 600), tile=st.integers(2, 300))
