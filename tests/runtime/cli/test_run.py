@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from txdecode.kernels.models.errors import ModelError
 from txdecode.kernels.models.source import resolve
+from txdecode.runtime import Runtime
 from txdecode.runtime.cli import main
 
 PROMPT = 'Repeat this list unchanged: [{"name": "oak", "height": 31}, {"name": "elm", "height": 24}]'
@@ -118,6 +120,8 @@ def test_a_request_that_cannot_be_taken(tiny: Path, arguments: list[str], words:
         (["run", "x", "--draft-len", "16"], "draft length"),
         (["run", "x", "--draft-len", "-1"], "draft length"),
         (["run", "x", "--draft-len", "often"], "draft length"),
+        (["run", "x", "--draft-len=--5"], "draft length"),
+        (["run", "x", "--draft-len", "9" * 5000], "draft length"),
         (["run", "--prompt-file", "no-such-file"], "no-such-file"),
         (["describe", "no-such-model"], "no-such-model"),
         (["gate", "lossless", "--model", "no-such-model"], "no-such-model"),
@@ -131,6 +135,32 @@ def test_what_cannot_be_opened(arguments: list[str], words: str) -> None:
     assert out == ""
     assert len(err.strip().splitlines()) == 1
     assert words in err
+
+
+def test_a_refused_prompt_leaves_no_log_in_the_way(tiny: Path, tmp_path: Path) -> None:
+    log = tmp_path / "run.txlog"
+    assert invoke("run", "", "--model", tiny, "--log", log)[0] == 2
+    assert not log.exists()
+    assert invoke("run", "x", "--max-tokens", 2, "--model", tiny, "--log", log)[0] == 0
+    assert log.exists()
+
+
+def test_recovery_opens_what_the_log_says_wherever_the_model_lies_now(tiny: Path, tmp_path: Path) -> None:
+    log, moved = tmp_path / "run.txlog", tmp_path / "moved"
+    shutil.copytree(tiny, moved)
+    threads = torch.get_num_threads()
+    try:
+        runtime = Runtime.open(str(moved), log=log, dtype="fp32", threads=1, context=100)
+        expected = runtime.submit("abcabc", max_tokens=12).result().ids
+        runtime.submit("abcabc", max_tokens=12)
+        runtime.step()
+        runtime.close()
+        moved.rename(tmp_path / "elsewhere")
+        torch.set_num_threads(2)
+        with Runtime.recover(log, str(tmp_path / "elsewhere")) as again:
+            assert again.handles[1].result().ids == expected
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_usage_errors_are_exit_code_two(tmp_path: Path) -> None:
