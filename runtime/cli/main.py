@@ -18,7 +18,6 @@ from txdecode.runtime.configuration import code_version
 from txdecode.state.errors import TxDecodeError
 
 BAD_INPUT = 2
-INTERRUPTED = 130
 
 
 class Root(click.Group):

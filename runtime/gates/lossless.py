@@ -7,7 +7,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -25,15 +25,12 @@ Progress = Callable[[int, int, str], None]
 """Done, in all, what comes next."""
 
 
-class LogitSource(Protocol):
-    """What the gate needs of an executor besides ``Executor``: the logits of the rows it verified last."""
-
-    def logits_of_last_launch(self) -> Sequence[Any]:
-        """A (rows, vocabulary) tensor for each round of the last ``verify``."""
-
-
 class LogitRecorder:
-    """Wraps an executor and keeps a digest of the logits of every committed row, by request and position."""
+    """Wraps an executor and keeps a digest of the logits of every committed row, by request and position.
+
+    The executor shows the logits of its last ``verify``, a (rows, vocabulary) tensor a round, through
+    ``logits_of_last_launch()``.
+    """
 
     def __init__(self, executor: Executor, digest: Callable[[Any], list[bytes]]) -> None:
         self._executor = executor
