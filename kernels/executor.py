@@ -25,6 +25,7 @@ from txdecode.kernels.capability import (
 from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.models.llama import Limits, LlamaModel, memory_plan
 from txdecode.kernels.models.weights import DenseWeights
+from txdecode.kernels.sampling import judge
 from txdecode.kernels.sampling.argmax import lowest_argmax
 from txdecode.state.groups import StateGroup
 from txdecode.transactions.accept import greedy
@@ -89,6 +90,7 @@ class DenseExecutor:
         with torch.inference_mode():
             self._model = LlamaModel(weights, self._numerics, limits)
         self._verified: dict[int, tuple[RoundPlan, torch.Tensor]] = {}
+        self._prompts: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
         self._last: list[torch.Tensor] = []
         group = StateGroup(
             _GROUP,
@@ -106,7 +108,7 @@ class DenseExecutor:
             prefill_rows_max=PREFILL_ROWS_MAX,
             batch_max=batch_max,
             groups=(group,),
-            capabilities=Capabilities(row_invariant=True),
+            capabilities=Capabilities(row_invariant=True, sampling=True),
             memory=plan,
             fingerprint={
                 "torch": str(torch.__version__),
@@ -156,21 +158,47 @@ class DenseExecutor:
             self._verified[item.plan.request] = (item.plan, part)
 
     def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
-        """Greedy: a draft is accepted while it is the argmax of the row before it, lowest id on ties."""
-        if not rounds:
-            return []
+        """Each plan's target and its law. The rounds that are plainly greedy share one argmax."""
         with _faults("accept"):
-            parts = [self._logits_of(item) for item in rounds]
-            logits = parts[0] if len(parts) == 1 else torch.cat(parts)
-            targets = lowest_argmax(logits)
-        outcomes, start = [], 0
+            plain = self._choose_plainly([item for item in rounds if item.plan.target.plain])
+            return [next(plain) if item.plan.target.plain else self._judge(item) for item in rounds]
+
+    def _choose_plainly(self, rounds: Sequence[Round]) -> Iterator[Outcome]:
+        """A draft is accepted while it is the argmax of the row before it, lowest id on ties."""
+        if not rounds:
+            return
+        parts = [self._logits_of(item) for item in rounds]
+        targets = lowest_argmax(parts[0] if len(parts) == 1 else torch.cat(parts))
+        start = 0
         for item in rounds:
             proposal = _proposal(item)
             stop = start + len(proposal.tokens) + 1
-            path, token = greedy(proposal.tokens, targets[start:stop])
-            outcomes.append(Outcome(proposal, path, token))
+            yield Outcome(proposal, *greedy(proposal.tokens, targets[start:stop]))
             start = stop
-        return outcomes
+
+    def _judge(self, item: Round) -> Outcome:
+        plan, proposal = item.plan, _proposal(item)
+        q = proposal.q if isinstance(proposal.q, torch.Tensor) else None
+        made = judge(
+            self._logits_of(item).float(),
+            plan.target,
+            plan.history,
+            proposal.tokens,
+            plan.rng[0],
+            q,
+            self._prompt_ids(plan),
+        )
+        return Outcome(proposal, made.path, made.token, made.logprobs)
+
+    def _prompt_ids(self, plan: RoundPlan) -> torch.Tensor | None:
+        """The ids of the request's prompt as a tensor, made once: penalties look at them in every round."""
+        if plan.history is None or not plan.target.penalises:
+            return None
+        kept = self._prompts.get(plan.request)
+        if kept is None or kept[0] is not plan.history.prompt:
+            kept = plan.history.prompt, torch.tensor(plan.history.prompt)
+            self._prompts[plan.request] = kept
+        return kept[1]
 
     def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
         """Not fused: raises ``CapabilityMissing``."""
@@ -195,6 +223,7 @@ class DenseExecutor:
     def drop(self, request: int) -> None:
         """Forget the request; its pages belong to the runtime."""
         self._verified.pop(request, None)
+        self._prompts.pop(request, None)
 
     def audit(self, view: SequenceView) -> tuple[AuditEntry, ...]:
         """A 64-bit digest (blake2b) of keys and values for each layer and page ordinal, committed rows only.

@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 import attrs
 
 from txdecode.runtime.errors import RuntimeClosed, TextUnavailable
+from txdecode.runtime.sampling import Sampling
+from txdecode.transactions.target import TokenLogprobs
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -50,13 +52,16 @@ class Stats:
 @attrs.frozen
 class Result:
     """A finished request: all generated ids (a stop token included), the text (stop tokens and stop strings
-    excluded; ``None`` without a tokenizer), why it ended, and its counts."""
+    excluded; ``None`` without a tokenizer), why it ended, its counts, how its tokens were chosen (``sampling``, with
+    every field filled in and the seed that was drawn), and logprobs of every id where they were asked for."""
 
     request: int
     ids: tuple[int, ...]
     text: str | None
     finish: Finish
     stats: Stats
+    sampling: Sampling = attrs.Factory(Sampling)
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Driver(Protocol):

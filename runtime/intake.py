@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
+import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from txdecode.runtime.configuration import Options
 from txdecode.runtime.errors import (
@@ -25,11 +29,22 @@ from txdecode.transactions.executor import Drafter
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
-class Intake:
-    """Makes requests for one runtime."""
+def fresh_seed() -> int:
+    """64 bits of the operating system's entropy."""
+    return secrets.randbits(64)
 
-    def __init__(self, opened: Opened, options: Options, driver: Driver) -> None:
+
+class Intake:
+    """Makes requests for one runtime. ``entropy`` gives the 64-bit seed of a request that samples without one."""
+
+    def __init__(
+        self, opened: Opened, options: Options, driver: Driver, entropy: Callable[[], int] = fresh_seed
+    ) -> None:
         self.text = opened.text
+        # A text of the caller's own may come without a checkpoint.
+        assets = getattr(opened.text, "assets", None)
+        self._defaults: Mapping[str, float | int | bool] = {} if assets is None else assets.sampling
+        self._entropy = entropy
         self.eos_ids = opened.eos_ids
         self.drafter: Drafter | None = opened.drafter
         self.description = opened.executor.describe()
@@ -54,7 +69,7 @@ class Intake:
         self,
         prompt: Prompt,
         max_tokens: int,
-        sampling: Sampling,
+        sampling: Sampling | Mapping[str, Any] | None,
         stop: str | Sequence[str],
         stop_ids: Sequence[int],
         ignore_eos: bool,
@@ -63,18 +78,18 @@ class Intake:
         """Check everything and build the request. Raises ``InvalidRequest`` and ``TextUnavailable``."""
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be an integer of at least 1, found {max_tokens!r}")
-        if not isinstance(sampling, Sampling):
-            raise InvalidRequest(f"sampling must be a Sampling, found {type(sampling).__name__}")
+        resolved = Sampling.of(sampling).resolved(self._defaults, self._entropy)
         strings = self._check_stop(stop)
         ids = self._encode(prompt)
         stops = frozenset(self._check_ids(stop_ids, "stop_ids")) | (
             frozenset() if ignore_eos else self.eos_ids
         )
         budget = self._check_size(ids, max_tokens)
+        self._check_sampling(resolved, stops, max_tokens, budget)
         if draft_len is not None:
             parse(draft_len)
         # What the context leaves is all that a larger number can mean, and all that the log can write.
-        parameters = Parameters(sampling, strings, draft_len, min(int(max_tokens), self.description.context))
+        parameters = Parameters(resolved, strings, draft_len, min(int(max_tokens), self.description.context))
         with self._number_lock:
             number = next(self._numbers)
         return self._checked(self.build(number, ids, budget, stops, parameters))
@@ -104,11 +119,12 @@ class Intake:
             stop_ids,
             parameters,
             Handle(number, self._driver, self.text is not None),
-            self._stream(parameters.stop),
+            self._stream(parameters.stop, parameters.sampling.min_tokens or 0),
             self._controller_for(parameters.draft_len),
             self.drafter,
             self.description.vocab_size,
             self.drafts,
+            parameters.sampling.target(tuple(sorted(stop_ids))),
         )
 
     def _controller_for(self, draft_len: int | str | None) -> Controller:
@@ -116,12 +132,12 @@ class Intake:
             return Fixed(0)
         return self._controller if draft_len is None else parse(draft_len)
 
-    def _stream(self, stop: tuple[str, ...]) -> Stream:
+    def _stream(self, stop: tuple[str, ...], after: int = 0) -> Stream:
         if stop and self.text is None:
             raise TextUnavailable(
                 "stop strings need a tokenizer, and this runtime has none; use stop_ids, or pass text="
             )
-        return NoText() if self.text is None else self.text.stop_matcher(stop)
+        return NoText() if self.text is None else self.text.stop_matcher(stop, after)
 
     def _check_stop(self, stop: str | Sequence[str]) -> tuple[str, ...]:
         if not isinstance(stop, Iterable):
@@ -135,6 +151,45 @@ class Intake:
             # The matcher has rules of its own; they must be broken here, not when the first token comes.
             self._stream(strings)
         return strings
+
+    def _check_sampling(
+        self, sampling: Sampling, stops: frozenset[int], max_tokens: int, budget: int
+    ) -> None:
+        """What resolved parameters may say depends on vocabulary, budget, stop ids and executor."""
+        vocab_size = self.description.vocab_size
+        least = sampling.min_tokens or 0
+        if least > budget:
+            limit = (
+                f"max_tokens is {max_tokens}" if max_tokens == budget else "that is all the context leaves"
+            )
+            raise InvalidRequest(
+                f"min_tokens must be at most {budget}, found {least}: {limit}; lower min_tokens"
+            )
+        if sampling.logprobs is not None and sampling.logprobs > vocab_size:
+            raise InvalidRequest(
+                f"logprobs must be at most the vocabulary of {vocab_size} tokens, found {sampling.logprobs}; "
+                f"ask for fewer"
+            )
+        bias = sampling.logit_bias or ()
+        # Pairs are in order of ids.
+        if bias and bias[-1][0] >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias must name ids in 0..{vocab_size - 1}, found {bias[-1][0]}; leave that token out"
+            )
+        forbidden = {token for token, value in bias if value == -math.inf} | (stops if least else frozenset())
+        if len(forbidden) >= vocab_size:
+            raise InvalidRequest(
+                f"at least one of {vocab_size} tokens must be possible, found all forbidden by logit_bias and "
+                f"min_tokens; forbid fewer"
+            )
+        target = sampling.target(tuple(stops))
+        if not self.description.capabilities.sampling and not target.plain:
+            wanted = attrs.asdict(target, filter=lambda field, value: value != field.default)
+            found = ", ".join(f"{name} {value}" for name, value in wanted.items() if name != "seed")
+            raise InvalidRequest(
+                f"executor '{self.description.name}' decodes greedily only, found {found:.120}; use temperature 0 "
+                f"and neither penalties, logit_bias, min_tokens nor logprobs"
+            )
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

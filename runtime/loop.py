@@ -154,7 +154,7 @@ class Loop:
     def _publish(self, request: Request, tx: Transaction) -> None:
         assert tx.outcome is not None
         request.observe(len(tx.outcome.proposal.tokens), tx.outcome.accepted)
-        piece = request.take(tx.emitted)
+        piece = request.take(tx.emitted, tx.logprobs)
         request.handle.publish(tx.emitted, piece)
         if tx.clip != "none":
             self._over(request, tx.clip)

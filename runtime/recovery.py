@@ -10,14 +10,15 @@ from typing import Any
 import attrs
 
 from txdecode.runtime.configuration import Options, fingerprint, to_data
-from txdecode.runtime.errors import EventUndecodable, RecoveryRefused
+from txdecode.runtime.errors import EventUndecodable, InvalidRequest, RecoveryRefused
 from txdecode.runtime.journal import FileStorage, Header, Journal, OpenStorage, Record, read_header
 from txdecode.runtime.opening import Durability, Opened, drafter_named, open_model
 from txdecode.runtime.replay import Folder, options_of
 from txdecode.runtime.request import Parameters
 from txdecode.runtime.runtime import Runtime
-from txdecode.transactions.events import RequestSubmitted, RuntimeNote
+from txdecode.transactions.events import RequestSubmitted, RoundCommitted, RuntimeNote
 from txdecode.transactions.executor import Drafter, Executor
+from txdecode.transactions.target import TokenLogprobs
 from txdecode.transactions.transaction import Observer
 
 
@@ -62,11 +63,14 @@ def recover_runtime(
     _check_same(header, opened, options)
     folder = Folder(header, path)
     submitted: dict[int, RequestSubmitted] = {}
+    logprobs: dict[int, list[TokenLogprobs]] = {}
 
     def take(record: Record) -> None:
         event = folder.take(record)
         if isinstance(event, RequestSubmitted):
             submitted[event.request] = event
+        elif isinstance(event, RoundCommitted) and event.logprobs:
+            logprobs.setdefault(event.request, []).extend(event.logprobs)
 
     journal = Journal.resume(path, durability=durability, on_record=take, open_storage=storage)
     try:
@@ -74,7 +78,7 @@ def recover_runtime(
         runtime = Runtime(
             opened, journal, options, ledgers=folder.ledgers, observer=observer, paranoid=paranoid
         )
-        _take_up(runtime, journal, submitted)
+        _take_up(runtime, journal, submitted, logprobs)
     except BaseException:
         journal.close()
         raise
@@ -95,7 +99,12 @@ def _check_same(header: Header, opened: Opened, options: Options) -> None:
             raise RecoveryRefused(f"fingerprint '{field}'", value, now.get(field))
 
 
-def _take_up(runtime: Runtime, journal: Journal, submitted: dict[int, RequestSubmitted]) -> None:
+def _take_up(
+    runtime: Runtime,
+    journal: Journal,
+    submitted: dict[int, RequestSubmitted],
+    logprobs: dict[int, list[TokenLogprobs]],
+) -> None:
     unfinished = sorted(runtime.ledgers.tokens.sequences)
     tail = None if journal.tail is None else attrs.asdict(journal.tail)
     runtime.note(RuntimeNote("recovered", {"unfinished": len(unfinished), "torn_tail": tail}))
@@ -104,11 +113,11 @@ def _take_up(runtime: Runtime, journal: Journal, submitted: dict[int, RequestSub
         if runtime.ledgers.tokens.sequences[number].resident:
             runtime.evict(number, "recovered")
         try:
-            parameters = Parameters.from_data(event.parameters)
-        except (KeyError, TypeError) as error:
+            parameters = Parameters.from_event(event)
+        except (KeyError, TypeError, InvalidRequest) as error:
             raise EventUndecodable(
                 f"request {number}: its recorded parameters cannot be read ({error}); "
                 f"recover the log with the version that wrote it"
             ) from error
-        runtime.resume(event, parameters)
+        runtime.resume(event, parameters, tuple(logprobs.get(number, ())))
     runtime.start_at(max(submitted, default=-1) + 1)

@@ -15,6 +15,7 @@ from txdecode.runtime.journal import Header, JournalCorrupt, Record, TornTail, i
 from txdecode.state.digest import LEDGERS
 from txdecode.state.errors import LedgerCorrupt, TxDecodeError
 from txdecode.state.ledgers import Ledgers
+from txdecode.state.rng import LAWS
 from txdecode.transactions.codec import decode
 from txdecode.transactions.events import (
     Event,
@@ -92,10 +93,13 @@ class Folder:
 
 @attrs.define
 class RequestHistory:
-    """What a log says of one request. ``finish`` is ``None`` while it is unfinished."""
+    """What a log says of one request: ``law`` and ``seed`` of its draws, its text so far, its counts. ``finish`` is
+    ``None`` while it is unfinished."""
 
     request: int
     prompt_tokens: int
+    law: str = "greedy"
+    seed: int = 0
     ids: list[int] = attrs.Factory(list)
     finish: str | None = None
     rounds: int = 0
@@ -172,7 +176,9 @@ def replay(
         name = "unknown" if event is None else type(event).__name__
         kinds[name] = kinds.get(name, 0) + 1
         if isinstance(event, RequestSubmitted):
-            requests[event.request] = RequestHistory(event.request, len(event.prompt))
+            requests[event.request] = RequestHistory(
+                event.request, len(event.prompt), LAWS[event.law], event.seed
+            )
         elif event is not None and (number := getattr(event, "request", None)) in requests:
             requests[number].take(event)
         if progress is not None and not records & 1023:

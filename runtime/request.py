@@ -11,9 +11,11 @@ import attrs
 from txdecode.runtime.handle import Finish, Handle, Result, Stats
 from txdecode.runtime.policy.controllers import Controller
 from txdecode.runtime.sampling import Sampling
+from txdecode.state.rng import LAWS, ROLES_OF_LAW
 from txdecode.transactions.clip import ClipRules
 from txdecode.transactions.events import RequestSubmitted
 from txdecode.transactions.executor import NO_PROPOSAL, Drafter, Proposal
+from txdecode.transactions.target import GREEDY, NO_LOGPROBS, Target, TokenLogprobs
 
 DRAFT_FAULTS_MAX = 3
 """Failures of a host drafter after which a request goes on without it."""
@@ -50,7 +52,7 @@ class NoText:
 
 @attrs.frozen
 class Parameters:
-    """What the caller asked for, beyond prompt and budget; all of it is in the log."""
+    """What the caller asked for, beyond prompt and budget; all of it is in the log. ``sampling`` is resolved."""
 
     sampling: Sampling
     stop: tuple[str, ...] = ()
@@ -67,17 +69,18 @@ class Parameters:
         }
 
     @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Parameters:
-        """Inverse of ``to_data``."""
-        return cls(
-            Sampling.from_data(data["sampling"]), tuple(data["stop"]), data["draft_len"], data["max_tokens"]
-        )
+    def from_event(cls, event: RequestSubmitted) -> Parameters:
+        """Inverse of ``to_data``; law and seed are fields of the event. Raises ``KeyError``, ``TypeError`` and
+        ``InvalidRequest`` where the data are not of this form."""
+        data = event.parameters
+        sampling = Sampling.from_data(data["sampling"], LAWS[event.law], event.seed)
+        return cls(sampling, tuple(data["stop"]), data["draft_len"], data["max_tokens"])
 
 
 @attrs.define(eq=False)
 class Request:
-    """One request. ``learned`` says that the executor drafts for it; ``faults`` counts consecutive faults of the
-    executor in its launches."""
+    """One request. ``learned`` says that the executor drafts for it, ``target`` how its tokens are chosen; ``faults``
+    counts consecutive faults of the executor in its launches."""
 
     id: int
     prompt: tuple[int, ...]
@@ -90,8 +93,10 @@ class Request:
     drafter: Drafter | None
     vocab_size: int
     learned: bool
+    target: Target = GREEDY
     ids: list[int] = attrs.Factory(list)
     pieces: list[str] = attrs.Factory(list)
+    logprobs: list[TokenLogprobs] = attrs.Factory(list)
     faults: int = 0
     draft_faults: int = 0
     fallback: str = "none"
@@ -107,14 +112,17 @@ class Request:
 
     def submitted(self, now_us: int) -> RequestSubmitted:
         """The event that makes this request known."""
+        law = LAWS.index(self.target.law)
         return RequestSubmitted(
             self.id,
             self.prompt,
             self.budget,
             tuple(sorted(self.stop_ids)),
-            1,
+            ROLES_OF_LAW[law],
             self.parameters.to_data(),
             now_us,
+            law=law,
+            seed=self.target.seed,
         )
 
     def begin(self) -> None:
@@ -165,9 +173,9 @@ class Request:
             self.plain_steps += 1
         self.controller.observe(self.id, offered, accepted)
 
-    def take(self, emitted: tuple[int, ...]) -> str:
+    def take(self, emitted: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> str:
         """Committed tokens enter everything that is derived from them; returns the text made final."""
-        piece = self.restore(emitted)
+        piece = self.restore(emitted, logprobs)
         if self.drafter is not None:
             try:
                 self.drafter.commit(self.id, emitted)
@@ -176,9 +184,10 @@ class Request:
                 self._drafter_failed(error, 1)
         return piece
 
-    def restore(self, emitted: tuple[int, ...]) -> str:
+    def restore(self, emitted: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> str:
         """Take up tokens that were committed before a recovery; returns the text that they made final."""
         self.ids.extend(emitted)
+        self.logprobs.extend(logprobs)
         # A stop token ends the text; whatever it would spell is no part of it.
         spoken = emitted[:-1] if emitted[-1] in self.stop_ids else emitted
         piece = self.stream.commit(spoken)
@@ -205,4 +214,7 @@ class Request:
     def result(self, finish: Finish) -> Result:
         """The result, with all text flushed."""
         text = None if isinstance(self.stream, NoText) else "".join(self.pieces)
-        return Result(self.id, tuple(self.ids), text, finish, self.stats())
+        logprobs = None if self.target.logprobs == NO_LOGPROBS else tuple(self.logprobs)
+        return Result(
+            self.id, tuple(self.ids), text, finish, self.stats(), self.parameters.sampling, logprobs
+        )

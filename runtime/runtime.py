@@ -28,9 +28,8 @@ from txdecode.transactions.executor import CapabilityMissing
 from txdecode.transactions.phase import Signal
 from txdecode.transactions.residency import Residency
 from txdecode.transactions.store import Store
+from txdecode.transactions.target import TokenLogprobs
 from txdecode.transactions.transaction import Observer
-
-GREEDY = Sampling()
 
 
 class Runtime:
@@ -110,7 +109,7 @@ class Runtime:
         prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
         *,
         max_tokens: int = 256,
-        sampling: Sampling = GREEDY,
+        sampling: Sampling | Mapping[str, Any] | None = None,
         stop: str | Sequence[str] = (),
         stop_ids: Sequence[int] = (),
         ignore_eos: bool = False,
@@ -120,7 +119,9 @@ class Runtime:
 
         It ends with ``stop`` at an end-of-sequence token (unless ``ignore_eos``), at one of ``stop_ids`` or of
         the strings in ``stop``; with ``length`` after ``max_tokens`` or at the end of the context. ``draft_len``
-        overrides the runtime's for this request. Raises ``InvalidRequest`` (a ``ValueError``) for what can't be
+        overrides the runtime's for this request. ``sampling`` says how tokens are chosen: a ``Sampling`` or a map of
+        its fields; what it leaves open comes from the checkpoint's ``generation_config.json``, and is greedy where
+        that says nothing. Raises ``InvalidRequest`` (a ``ValueError``) for what can't be
         taken, ``TextUnavailable`` for text without a tokenizer, ``RuntimeClosed`` after close or failure.
         """
         self._check_open()
@@ -132,15 +133,18 @@ class Runtime:
             self._wake.notify_all()
         return request.handle
 
-    def resume(self, event: RequestSubmitted, parameters: Parameters) -> None:
-        """Take up a request that the ledgers know already, with its parameters as recorded (recovery)."""
+    def resume(
+        self, event: RequestSubmitted, parameters: Parameters, logprobs: tuple[TokenLogprobs, ...]
+    ) -> None:
+        """Take up a request that the ledgers know already, with its parameters and the logprobs of its tokens as
+        recorded (recovery)."""
         state = self.ledgers.tokens.sequences[event.request]
         request = self._intake.build(
             event.request, event.prompt, event.budget, frozenset(event.stop_ids), parameters
         )
         emitted = tuple(state.generated)
         if emitted:
-            request.handle.publish(emitted, request.restore(emitted))
+            request.handle.publish(emitted, request.restore(emitted, logprobs))
         request.begin()
         self._requests[request.id] = request
         self._scheduler.enqueue(request)

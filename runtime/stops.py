@@ -18,15 +18,20 @@ class StopMatcher:
     may begin and end anywhere inside tokens. A stop string that is the name of a special token, such as
     ``<|im_end|>``, means that token, which has no text of its own. Derived state: a function of the ids
     committed so far, cheap to ``fork``.
+
+    Nothing stops before ``after`` tokens: their text is shown as it comes, and a stop string counts only if
+    all of it is text of later tokens. A character is text of the token that completes it.
     """
 
-    def __init__(self, stream: TextStream, stops: Sequence[str] = ()) -> None:
+    def __init__(self, stream: TextStream, stops: Sequence[str] = (), after: int = 0) -> None:
         """``stream`` must be fresh. Raises ``InvalidStop``."""
         texts = _checked(stops)
         special = stream.special_tokens
         self._automaton = _Automaton([stop for stop in texts if stop not in special])
         self._stop_tokens = {special[stop]: stop for stop in texts if stop in special}
         self._stream = stream
+        self._after = after
+        self._count = 0
         self._node = _ROOT
         self._held = ""
         self._stopped: str | None = None
@@ -54,6 +59,9 @@ class StopMatcher:
             return None
         stream, node = self._stream.fork(), self._node
         for index, token in enumerate(candidates):
+            if self._count + index < self._after:
+                stream.push((token,))
+                continue
             if token in self._stop_tokens:
                 return index
             for character in stream.push((token,)):
@@ -69,6 +77,10 @@ class StopMatcher:
         for token in ids:
             if self._stopped is not None:
                 break
+            self._count += 1
+            if self._count <= self._after:
+                shown.append(self._stream.push((token,)))
+                continue
             if token in self._stop_tokens:
                 shown.append(self._scan(self._stream.flush()) + self._release())
                 self._stopped = self._stopped or self._stop_tokens[token]
@@ -81,6 +93,8 @@ class StopMatcher:
         if self._flushed or self._stopped is not None:
             return ""
         self._flushed = True
+        if self._count <= self._after:
+            return self._stream.flush()
         return self._scan(self._stream.flush()) + self._release()
 
     def _scan(self, text: str) -> str:

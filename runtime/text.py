@@ -23,6 +23,7 @@ class Text:
     def __init__(self, assets: TextAssets) -> None:
         self.assets = assets
         self._pieces = Pieces(assets.tokenizer)
+        self._names = {token: name for name, token in self._pieces.special.items()}
         template = assets.chat_template
         self._template = None if template is None else ChatTemplate(template, assets.special_tokens)
 
@@ -61,13 +62,17 @@ class Text:
         stream = self.stream()
         return stream.push(ids) + stream.flush()
 
+    def token_text(self, token: int) -> str:
+        """One token for people: a special one by its name, a part of a character as U+FFFD."""
+        return self._names.get(token) or self.decode([token])
+
     def stream(self) -> TextStream:
         """A fresh incremental decoder."""
         return TextStream(self._pieces)
 
-    def stop_matcher(self, stops: Sequence[str] = ()) -> StopMatcher:
-        """A fresh matcher over a fresh stream. Raises ``InvalidStop``."""
-        return StopMatcher(self.stream(), stops)
+    def stop_matcher(self, stops: Sequence[str] = (), after: int = 0) -> StopMatcher:
+        """A fresh matcher over a fresh stream; nothing stops before ``after`` tokens. Raises ``InvalidStop``."""
+        return StopMatcher(self.stream(), stops, after)
 
     def _ids(self, text: str, where: str, *, add_special_tokens: bool) -> list[int]:
         try:

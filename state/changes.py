@@ -16,12 +16,14 @@ PerGroup = tuple[Ids, ...]
 @attrs.frozen
 class Submit:
     """A sequence becomes known: ``prompt`` ids, at most ``budget`` tokens to generate, ``roles`` random
-    roles in use."""
+    roles in use by the acceptance law of number ``law``, which draws from ``seed``."""
 
     request: int
     prompt: Ids
     budget: int
     roles: int
+    law: int = 0
+    seed: int = 0
 
 
 @attrs.frozen

@@ -102,11 +102,11 @@ class Ledgers:
 
     def _check_across(self) -> None:
         sequences = self.tokens.sequences
-        if self.rng.positions.keys() != sequences.keys():
-            raise LedgerCorrupt("rng", "requests", sorted(sequences), sorted(self.rng.positions))
+        if self.rng.streams.keys() != sequences.keys():
+            raise LedgerCorrupt("rng", "requests", sorted(sequences), sorted(self.rng.streams))
         for request, state in sequences.items():
             where = f"request {request}"
-            for position in self.rng.positions[request]:
+            for position in self.rng.streams[request].positions:
                 if position != state.known:
                     raise LedgerCorrupt("rng", f"{where} position", state.known, position)
         resident = {request for request, state in sequences.items() if state.resident}

@@ -1,6 +1,6 @@
-"""The random-number ledger: the output position reached by each role of a sequence.
+"""The random-number ledger: whose draws a sequence takes, and the output position that each role has reached.
 
-Draws are addressed by position (specs/rng.md), so the ledger is a position, not a count of draws: a round
+Draws are addressed by position (specs/rng.md), so the ledger holds positions, not counts of draws: a round
 reserves [P, P+W) and commits P+t, and what a rejected row would have drawn is drawn again, the same.
 """
 
@@ -9,86 +9,127 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import attrs
+
 from txdecode.state.changes import Advance, Change, Close, Ids, Submit
 from txdecode.state.digest import mix
 from txdecode.state.errors import LedgerCorrupt
 
-POSITION = 0x50
+POSITION, SEED, LAW = 0x50, 0x51, 0x52
 ROLES = ("target", "accept", "residual", "draft")
-"""Roles in the order of the recorded positions. A law uses the first few: greedy the first alone."""
+"""Roles in the order of the recorded positions. A law uses the first few."""
+
+LAWS = ("greedy", "coupled", "chain")
+"""Acceptance laws in the order of their numbers."""
+
+ROLES_OF_LAW = (1, 1, 4)
+"""How many roles a law uses: the greedy one keeps the position alone, the coupled one takes every draw from
+``target``, the chain takes all."""
+
+
+@attrs.frozen
+class Stream:
+    """The draws of one sequence: law and seed are fixed for its life, ``positions`` are by role."""
+
+    law: int
+    seed: int
+    positions: Ids
+
+
+def _cells(request: int, stream: Stream) -> Iterator[tuple[int, int, int, int]]:
+    # Zeros have no cell: a greedy sequence without a seed is its positions alone.
+    if stream.law:
+        yield LAW, request, 0, stream.law
+    if stream.seed:
+        yield SEED, request, 0, stream.seed
+    for role, position in enumerate(stream.positions):
+        yield POSITION, request, role, position
 
 
 class RngLedger:
-    """Positions reached, by request and role. They outlive a preemption: draws are never repeated."""
+    """Streams by request. Positions outlive a preemption: draws are never repeated."""
 
     name = "rng"
-    fields: ClassVar[dict[int, str]] = {POSITION: "position"}
+    fields: ClassVar[dict[int, str]] = {POSITION: "position", SEED: "seed", LAW: "law"}
 
     def __init__(self) -> None:
-        self.positions: dict[int, Ids] = {}
+        self.streams: dict[int, Stream] = {}
 
-    def _positions(self, request: int) -> Ids:
-        positions = self.positions.get(request)
-        if positions is None:
+    def get(self, request: int) -> Stream:
+        """The stream of a known sequence; raises ``LedgerCorrupt`` where an event names an unknown one."""
+        stream = self.streams.get(request)
+        if stream is None:
             raise LedgerCorrupt(self.name, f"request {request}", "a known sequence", "none")
-        return positions
+        return stream
 
     def delta(self, change: Change) -> int:
         """Digest increment of ``change``; pure. Raises ``LedgerCorrupt`` where it contradicts the ledger."""
         r = change.request
         if type(change) is Advance:
-            before = self._positions(r)
+            stream = self.get(r)
             if change.close:
-                return -sum(mix(POSITION, r, role, p) for role, p in enumerate(before))
-            if not change.round:
-                return 0
-            after = change.rng
-            if len(after) != len(before):
-                raise LedgerCorrupt(self.name, f"request {r} roles", len(before), len(after))
-            total = 0
-            for role, (old, new) in enumerate(zip(before, after, strict=True)):
-                if new != old + len(change.emitted):
-                    where = f"request {r} role '{ROLES[role]}' position"
-                    raise LedgerCorrupt(self.name, where, old + len(change.emitted), new)
-                total += mix(POSITION, r, role, new) - mix(POSITION, r, role, old)
-            return total
+                return -sum(mix(*cell) for cell in _cells(r, stream))
+            return self._moved(change, stream.positions) if change.round else 0
         if type(change) is Submit:
-            if not 1 <= change.roles <= len(ROLES):
-                raise LedgerCorrupt(self.name, f"request {r} roles", f"1..{len(ROLES)}", change.roles)
-            return sum(mix(POSITION, r, role, len(change.prompt)) for role in range(change.roles))
+            fresh = Stream(change.law, change.seed, (len(change.prompt),) * change.roles)
+            _check(r, fresh)
+            return sum(mix(*cell) for cell in _cells(r, fresh))
         if type(change) is Close:
-            return -sum(mix(POSITION, r, role, p) for role, p in enumerate(self._positions(r)))
+            return -sum(mix(*cell) for cell in _cells(r, self.get(r)))
         return 0
+
+    def _moved(self, change: Advance, before: Ids) -> int:
+        r, after, count = change.request, change.rng, len(change.emitted)
+        if len(after) != len(before):
+            raise LedgerCorrupt(self.name, f"request {r} roles", len(before), len(after))
+        total = 0
+        for role, (old, new) in enumerate(zip(before, after, strict=True)):
+            if new != old + count:
+                raise LedgerCorrupt(self.name, f"request {r} role '{ROLES[role]}' position", old + count, new)
+            total += mix(POSITION, r, role, new) - mix(POSITION, r, role, old)
+        return total
 
     def apply(self, change: Change) -> None:
         """Perform ``change``, which ``delta`` has checked against this very state."""
         r = change.request
         if type(change) is Advance:
             if change.close:
-                del self.positions[r]
+                del self.streams[r]
             elif change.round:
-                self.positions[r] = change.rng
+                stream = self.streams[r]
+                self.streams[r] = Stream(stream.law, stream.seed, change.rng)
         elif type(change) is Submit:
-            self.positions[r] = (len(change.prompt),) * change.roles
+            self.streams[r] = Stream(change.law, change.seed, (len(change.prompt),) * change.roles)
         elif type(change) is Close:
-            del self.positions[r]
+            del self.streams[r]
 
     def cells(self) -> Iterator[tuple[int, int, int, int]]:
         """Every cell (tag, a, b, value)."""
-        for r, positions in self.positions.items():
-            for role, position in enumerate(positions):
-                yield POSITION, r, role, position
+        for r, stream in self.streams.items():
+            yield from _cells(r, stream)
 
     def check(self) -> None:
         """Every invariant within this ledger; raises ``LedgerCorrupt``."""
-        for r, positions in self.positions.items():
-            if not 1 <= len(positions) <= len(ROLES):
-                raise LedgerCorrupt(self.name, f"request {r} roles", f"1..{len(ROLES)}", len(positions))
+        for r, stream in self.streams.items():
+            _check(r, stream)
 
     def snapshot(self) -> dict[str, Any]:
         """Plain data, from which ``restore`` builds an equal ledger."""
-        return {str(r): list(positions) for r, positions in self.positions.items()}
+        return {str(r): [s.law, s.seed, list(s.positions)] for r, s in self.streams.items()}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Replace the content by that of a snapshot."""
-        self.positions = {int(key): tuple(positions) for key, positions in data.items()}
+        self.streams = {
+            int(key): Stream(law, seed, tuple(positions)) for key, (law, seed, positions) in data.items()
+        }
+
+
+def _check(request: int, stream: Stream) -> None:
+    where = f"request {request}"
+    if not 0 <= stream.law < len(LAWS):
+        raise LedgerCorrupt(RngLedger.name, f"{where} law", f"0..{len(LAWS) - 1}", stream.law)
+    if not 0 <= stream.seed < 1 << 64:
+        raise LedgerCorrupt(RngLedger.name, f"{where} seed", "64 bits", stream.seed)
+    if len(stream.positions) != ROLES_OF_LAW[stream.law]:
+        expected = ROLES_OF_LAW[stream.law]
+        raise LedgerCorrupt(RngLedger.name, f"{where} roles", expected, len(stream.positions))

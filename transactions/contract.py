@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from txdecode.transactions.executor import ExecutorFault, Outcome, Proposal
+from txdecode.transactions.target import NO_LOGPROBS, Target
 
 
 def check_count(what: str, found: int, expected: int) -> None:
@@ -46,3 +47,22 @@ def check_outcome(
         raise ExecutorFault(
             f"request {request}: token {outcome.next_token!r} outside the vocabulary, or no integer"
         )
+
+
+def check_logprobs(request: int, outcome: Outcome, target: Target) -> None:
+    """One entry a candidate where the target wants logprobs, none where it does not; raises ``ExecutorFault``."""
+    found = tuple(entry.token for entry in outcome.logprobs)
+    if target.logprobs == NO_LOGPROBS:
+        expected: tuple[int, ...] = ()
+    else:
+        expected = (*outcome.proposal.tokens[: outcome.accepted], outcome.next_token)
+    if found != expected:
+        raise ExecutorFault(
+            f"request {request}: expected logprobs of {expected}, the executor returned some of {found}"
+        )
+    for entry in outcome.logprobs:
+        values = (entry.raw, entry.target, *(value for _, value in (*entry.raw_top, *entry.target_top)))
+        if not all(type(value) is float and value == value for value in values):
+            raise ExecutorFault(
+                f"request {request}: logprobs of token {entry.token} are no numbers: {values}"
+            )

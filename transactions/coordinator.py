@@ -15,13 +15,13 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from txdecode.state.changes import PerGroup
 from txdecode.state.errors import LedgerCorrupt
 from txdecode.state.reservations import NOTHING, Reservation
-from txdecode.transactions.clip import CLIP_REASONS, clip
+from txdecode.state.rng import LAWS
+from txdecode.transactions.clip import clip
 from txdecode.transactions.codec import printable
-from txdecode.transactions.contract import check_count, check_outcome, check_proposal
-from txdecode.transactions.events import RoundCommitted, RoundRolledBack, RuntimeNote
+from txdecode.transactions.contract import check_count, check_logprobs, check_outcome, check_proposal
+from txdecode.transactions.events import RoundRolledBack, RuntimeNote
 from txdecode.transactions.executor import (
     NO_PROPOSAL,
     Executor,
@@ -31,13 +31,12 @@ from txdecode.transactions.executor import (
     Settlement,
 )
 from txdecode.transactions.phase import Phase, Signal
+from txdecode.transactions.record import round_committed
 from txdecode.transactions.store import Store
-from txdecode.transactions.transaction import Ask, Launch, Observer, Transaction, extended, view
+from txdecode.transactions.transaction import Ask, Launch, Observer, Transaction, extended, history, view
 
 Clock = Callable[[], int]
 """Monotonic nanoseconds."""
-
-_LAW_NUMBER = {"point": 0, "sampled": 1}
 
 
 class Coordinator:
@@ -65,6 +64,7 @@ class Coordinator:
         self.interrupts: dict[int, Signal] = {}
         self.flights: list[Launch] = []
         self._under_way: set[tuple[int, int]] = set()
+        self._begun: dict[int, tuple[int, int]] = {}
         self.device_ns = dict.fromkeys(("draft", "verify", "accept", "settle"), 0)
         self._opened = clock()
         self._launches = 0
@@ -94,6 +94,7 @@ class Coordinator:
         # out there, though its round is over.
         assert not self.has_round(ask.request), f"request {ask.request} has an open round"
         assert not self._flying(ask.request, where.epoch), f"a program still holds request {ask.request}"
+        self._check_target(ask)
         before = self.executor.audit(where) if self.paranoid else None
         reservation = self.store.pools.reserve(ask.request, width, width)
         plan = RoundPlan(
@@ -105,11 +106,34 @@ class Coordinator:
             reservation.columns,
             (state.known, state.known + width),
             ask.rules.budget,
+            ask.target,
+            history(ledgers, ask.request) if ask.target.changes_logits else None,
+            self._attempt(ask.request, where.epoch),
         )
         tx = Transaction(ask, plan, reservation, before=before)
         self._under_way.add((ask.request, where.epoch))
         tx.signal(Signal.BEGIN, self.observe)
         return tx
+
+    def _check_target(self, ask: Ask) -> None:
+        """What the round draws from is what the ledger says, hence the log."""
+        stream, target = self.store.ledgers.rng.streams[ask.request], ask.target
+        assert LAWS[stream.law] == target.law, f"law {target.law}, {LAWS[stream.law]} in the ledger"
+        assert stream.seed == target.seed, f"seed {target.seed}, {stream.seed} in the ledger"
+        sampling = self.description.capabilities.sampling
+        assert sampling or target.plain, f"'{self.description.name}' chooses greedily only"
+
+    def _attempt(self, request: int, epoch: int) -> int:
+        """Rounds begun before in this epoch. A drafter's draws must not be met again by a later proposal, whose
+        length may depend on what was seen of this one."""
+        began, count = self._begun.get(request, (epoch, 0))
+        count = count if began == epoch else 0
+        self._begun[request] = (epoch, count + 1)
+        return count
+
+    def forget(self, request: int) -> None:
+        """The request is over."""
+        self._begun.pop(request, None)
 
     def open(self, transactions: Sequence[Transaction]) -> Launch:
         """Gather begun rounds into one launch."""
@@ -245,6 +269,7 @@ class Coordinator:
         """Clip every round before any of them moves on: past Accept a fault can't roll back any more."""
         for tx, outcome in decided:
             check_outcome(tx.request, outcome, tx.proposal, tx.ask.drafts, self.description.vocab_size)
+            check_logprobs(tx.request, outcome, tx.plan.target)
             tx.outcome = outcome
             tx.proposal = outcome.proposal
             candidates = (*outcome.proposal.tokens[: outcome.accepted], outcome.next_token)
@@ -259,7 +284,7 @@ class Coordinator:
         store = self.store
         now = (self.clock() - self._opened) // 1000
         try:
-            events = [self._event(launch, tx, now) for tx in rounds]
+            events = [round_committed(store.ledgers, launch, tx, now) for tx in rounds]
             deltas, records = store.prepare(events)
             store.log.append(records)
         except Exception:
@@ -276,45 +301,9 @@ class Coordinator:
             else:
                 store.pools.close(tx.reservation, NOTHING)
                 store.pools.give(held)
+                self.forget(tx.request)
             tx.signal(Signal.COMMITTED, self.observe)
             self._end(tx, Signal.COMMITTED)
-
-    def _event(self, launch: Launch, tx: Transaction, now: int) -> RoundCommitted:
-        assert tx.outcome is not None
-        proposal, plan = tx.outcome.proposal, tx.plan
-        count = len(tx.emitted)
-        ends = tx.clip != "none"
-        adopted, columns = self._kept(tx, count)
-        return RoundCommitted(
-            plan.view.request,
-            plan.view.epoch,
-            plan.ordinal,
-            launch.number,
-            proposal.source,
-            _LAW_NUMBER[proposal.law],
-            proposal.tokens,
-            len(proposal.tokens) + 1,
-            tx.outcome.accepted,
-            CLIP_REASONS.index(tx.clip),
-            tx.emitted,
-            (),
-            () if ends else adopted,
-            plan.view.pages if ends else (),
-            () if ends else columns,
-            tuple(position + count for position in self.store.ledgers.rng.positions[tx.request]),
-            (now, *launch.times),
-        )
-
-    def _kept(self, tx: Transaction, count: int) -> tuple[PerGroup, tuple[int, ...]]:
-        """The reserved pages that ``count`` rows reach, and the column after the last of them."""
-        ledger = self.store.ledgers.pages
-        where = tx.plan.view
-        adopted = tuple(
-            pages[: ledger.needed(g, where.length + count) - len(where.pages[g])]
-            for g, pages in enumerate(tx.reservation.pages)
-        )
-        last = tx.path[-1]
-        return adopted, tuple(columns[last] for columns in tx.plan.columns)
 
     def _settle(self, rounds: list[Transaction]) -> None:
         start = self.clock()

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from txdecode.transactions.target import TokenLogprobs
+
 Ids = tuple[int, ...]
 PerGroup = tuple[Ids, ...]
 
@@ -25,10 +27,12 @@ class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class RequestSubmitted(Event, array_like=True, frozen=True):
     """A request with every parameter that recovery needs. ``parameters`` are plain data by name:
-    ``sampling``, ``stop``, ``draft``, ``draft_len``. ``budget`` is already the least of ``max_tokens``
-    and what the context leaves. ``time`` is microseconds of the Unix clock."""
+    ``sampling``, ``stop``, ``draft_len``, ``max_tokens``. ``budget`` is already the least of ``max_tokens``
+    and what the context leaves. ``law`` numbers the acceptance law, ``seed`` is what it draws from: the caller's,
+    or a fresh one. ``time`` is microseconds of the Unix clock."""
 
     NUMBER = 1
+    VERSION = 2
     request: int
     prompt: Ids
     budget: int
@@ -37,6 +41,8 @@ class RequestSubmitted(Event, array_like=True, frozen=True):
     parameters: dict[str, Any]
     time: int
     digests: bytes = b""
+    law: int = 0
+    seed: int = 0
 
 
 class RequestAdmitted(Event, array_like=True, frozen=True):
@@ -69,9 +75,11 @@ class RoundCommitted(Event, array_like=True, frozen=True):
     """One round. ``drafts`` are offered, ``accepted`` of them are right, ``emitted`` is what was committed
     after the clip (t tokens). ``law`` 0 point, 1 sampled. ``clip`` indexes ``CLIP_REASONS``; other than 0
     it ends the request. ``path`` is empty for a chain (rows 0..t-1). ``times`` are microseconds: since the
-    journal was opened, draft, verify, accept; replay ignores them."""
+    journal was opened, draft, verify, accept; replay ignores them. ``logprobs`` has one entry an emitted token
+    where the request wants them: token, raw, target, pairs of the likeliest by either."""
 
     NUMBER = 4
+    VERSION = 2
     request: int
     epoch: int
     ordinal: int
@@ -90,6 +98,7 @@ class RoundCommitted(Event, array_like=True, frozen=True):
     rng: Ids
     times: Ids
     digests: bytes = b""
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class RoundRolledBack(Event, array_like=True, frozen=True):

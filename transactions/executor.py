@@ -15,6 +15,7 @@ import attrs
 
 from txdecode.state.errors import TxDecodeError
 from txdecode.state.groups import StateGroup
+from txdecode.transactions.target import GREEDY, History, Target, TokenLogprobs
 
 ProposalLaw = Literal["point", "sampled"]
 
@@ -34,12 +35,14 @@ class Capabilities:
     ``row_invariant``: logits, KV and state are one function of the token prefix, to the bit, whatever the
     width, chunking, batch mates or recomputation. ``fused``: it is driven by ``launch`` and ``collect``.
     ``drafts``: it has drafters of its own behind ``draft``. ``advance``: who moves the tentative state.
+    ``sampling``: it chooses by all of a plan's ``target``, logprobs included, and not by the argmax alone.
     ``tolerance``: the class of numeric differences where ``row_invariant`` does not hold.
     """
 
     row_invariant: bool
     fused: bool = False
     drafts: bool = False
+    sampling: bool = False
     advance: Literal["on_settle", "on_device"] = "on_settle"
     tolerance: str = "exact"
 
@@ -107,6 +110,10 @@ class RoundPlan:
     ``pages[g]``: the table of group g, reserved pages appended, covering W rows. ``columns[g][i]``: the
     column that takes the state after row i. ``rng``: the half-open range of output positions whose draws
     the round may use. ``budget``: most tokens that it may emit.
+
+    ``target``: how the tokens are chosen; row i decides output position ``rng[0] + i``. ``history``: the tokens
+    that the logits of row 0 are conditioned on, where the target needs them. ``attempt``: rounds that the request
+    began before in this epoch; with the epoch it salts what a drafter draws under the chain law.
     """
 
     view: SequenceView
@@ -117,6 +124,9 @@ class RoundPlan:
     columns: tuple[tuple[int, ...], ...]
     rng: tuple[int, int]
     budget: int
+    target: Target = GREEDY
+    history: History | None = None
+    attempt: int = 0
 
     @property
     def request(self) -> int:
@@ -157,11 +167,13 @@ class Round:
 @attrs.frozen
 class Outcome:
     """What acceptance decided, before any clip: ``path`` are the accepted rows beginning with row 0
-    (a chain: 0..a), ``next_token`` the correction or bonus after its last row."""
+    (a chain: 0..a), ``next_token`` the correction or bonus after its last row. ``logprobs`` are of the accepted
+    drafts and that token where the target wants them, else empty."""
 
     proposal: Proposal
     path: tuple[int, ...]
     next_token: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -204,13 +216,15 @@ class Executor(Protocol):
         """Consume prompt tokens."""
 
     def draft(self, plans: Sequence[RoundPlan]) -> list[Proposal]:
-        """Propose at most ``width - 1`` tokens for each plan. Only where ``capabilities.drafts``."""
+        """Propose at most ``width - 1`` tokens for each plan. Only where ``capabilities.drafts``. Under a sampled
+        law q is kept as it was when the tokens were drawn: from the target's own words under ``coupled``, from
+        draft words salted with epoch and attempt under ``chain`` (specs/rng.md)."""
 
     def verify(self, rounds: Sequence[Round]) -> None:
         """One forward over all rows of all rounds; what acceptance needs stays inside the executor."""
 
     def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
-        """Apply the acceptance law to the verified rows, in the order of ``rounds``."""
+        """Apply each plan's target and its law to the verified rows, in the order of ``rounds``."""
 
     def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
         """Draft, verify and accept as one program. Only where ``capabilities.fused``."""

@@ -36,7 +36,7 @@ def change(event: Event) -> Change | None:
     if type(event) is PrefillCommitted:
         return Advance(event.request, event.count, (), event.adopted, event.columns, (), False)
     if type(event) is RequestSubmitted:
-        return Submit(event.request, event.prompt, event.budget, event.roles)
+        return Submit(event.request, event.prompt, event.budget, event.roles, event.law, event.seed)
     if type(event) is RequestAdmitted:
         return Admit(event.request, event.columns, event.slots)
     if type(event) is RequestPreempted:
@@ -81,6 +81,9 @@ def _check_round(state: TokenState, event: RoundCommitted) -> None:
     matched = min(emitted, accepted)
     if event.emitted[:matched] != event.drafts[:matched]:
         raise LedgerCorrupt("tokens", f"{where} emitted", event.drafts[:matched], event.emitted[:matched])
+    if event.logprobs and tuple(entry.token for entry in event.logprobs) != event.emitted:
+        found = tuple(entry.token for entry in event.logprobs)
+        raise LedgerCorrupt("tokens", f"{where} logprobs", event.emitted, found)
     if event.clip == 0 and emitted != accepted + 1:
         raise LedgerCorrupt("tokens", f"{where} emitted without a clip", accepted + 1, emitted)
 

@@ -135,6 +135,7 @@ class Residency:
         state = self.store.ledgers.tokens.sequences[request]
         held = self._held(request)
         self.store.commit([RequestFinished(request, state.epoch, reason, printable(detail, 500), held.pages)])
+        self.coordinator.forget(request)
         self._leave(request, held)
 
     def _held(self, request: int) -> Reservation:

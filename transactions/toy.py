@@ -1,7 +1,6 @@
 """The toy executor: a pure-Python integer model with every kind of state.
 
-Its next token is a hash of paged rows, a recurrence over all consumed tokens, a conv window and an n-gram
-context, so one row of error in any of them changes the text soon after. A drafter with a paged cache of
+Its model is in ``toy_model``. A drafter with a paged cache of
 (hidden, next token) pairs guesses well but not always. Nothing here is a language model; it exists so that
 the whole runtime runs thousands of rounds a second against a plain loop.
 """
@@ -13,7 +12,8 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from txdecode.state.groups import StateGroup
-from txdecode.transactions.accept import greedy
+from txdecode.transactions.accept import greedy, inverse, probabilities, race
+from txdecode.transactions.draws import DRAFT, Words, salt, word
 from txdecode.transactions.executor import (
     NO_PROPOSAL,
     AuditEntry,
@@ -30,76 +30,23 @@ from txdecode.transactions.executor import (
     Settlement,
     Ticket,
 )
-
-_PRIME = (1 << 61) - 1
-_A, _B, _C = 0x1F3D5B79A2C4E681, 0x0B5A3C1D2E4F6071, 0x13579BDF02468ACE
-CONV_WINDOW = 3
-NGRAM_CONTEXT = 2
+from txdecode.transactions.judge import judge
+from txdecode.transactions.target import filtered
+from txdecode.transactions.toy_model import (
+    CONV_WINDOW,
+    NGRAM_CONTEXT,
+    PRIME,
+    ToyRow,
+    ToyState,
+    advance,
+    expected_audit,
+    logits,
+    plain,
+    toy_hash,
+)
 
 Hook = Callable[[str], None]
 """Called with ``verb`` before and ``verb:late`` after the work of each verb; raising makes the verb fail."""
-
-
-def _hash(a: int, b: int, c: int) -> int:
-    x = (a * _A + b * _B + c * _C + 1) % _PRIME
-    return (x ^ (x >> 29)) * _A % _PRIME
-
-
-@attrs.frozen
-class ToyState:
-    """All state after some tokens: recurrence, sum of paged rows, conv window (newest last), last tokens."""
-
-    position: int = 0
-    recurrent: int = 0
-    attention: int = 0
-    window: tuple[int, ...] = (0,) * CONV_WINDOW
-    context: tuple[int, ...] = (0,) * NGRAM_CONTEXT
-
-
-@attrs.frozen
-class ToyRow:
-    """What one token adds: its paged row and raw conv input, the state after it, hidden and target."""
-
-    row: int
-    raw: int
-    state: ToyState
-    hidden: int
-    target: int
-
-
-def advance(state: ToyState, token: int, vocab_size: int) -> ToyRow:
-    """The model: one token in, the next one out. Pure."""
-    raw = _hash(token, state.context[-1], state.context[-2])
-    a, b, c = state.window
-    conv = _hash(a + 3 * b, 7 * c, raw)
-    recurrent = (state.recurrent * 0x9E3779B1 + conv) % _PRIME
-    row = _hash(token, state.position, conv)
-    attention = (state.attention + row) % _PRIME
-    hidden = _hash(recurrent, attention, conv)
-    # Three times in four the next token is a function of the last alone, so that the text repeats itself
-    # and copying drafters find something; the choice itself depends on every state.
-    target = hidden // 4 % vocab_size if hidden % 4 == 0 else (token * 5 + 3) % vocab_size
-    after = ToyState(state.position + 1, recurrent, attention, (b, c, raw), (*state.context[1:], token))
-    return ToyRow(row, raw, after, hidden, target)
-
-
-def plain(
-    prompt: Sequence[int], count: int, vocab_size: int, stop: frozenset[int] = frozenset()
-) -> list[int]:
-    """The oracle: the text of a plain loop without pages, columns, rounds or batches."""
-    state = ToyState()
-    target = -1
-    for token in prompt:
-        made = advance(state, token, vocab_size)
-        state, target = made.state, made.target
-    out: list[int] = []
-    while len(out) < count:
-        out.append(target)
-        if target in stop:
-            break
-        made = advance(state, target, vocab_size)
-        state, target = made.state, made.target
-    return out
 
 
 @attrs.define
@@ -150,7 +97,7 @@ class ToyExecutor:
                 StateGroup("ngram", "tokens", NGRAM_CONTEXT, 1, 8),
                 StateGroup("pairs", "pages", page, 1, 8, "drafter", page_count),
             ),
-            capabilities=Capabilities(row_invariant=True, fused=fused, drafts=accuracy > 0),
+            capabilities=Capabilities(row_invariant=True, fused=fused, drafts=accuracy > 0, sampling=True),
             memory={"kv": page_count * page * 8, "gdn": columns * 8, "conv": batch_max * self.ring * 8},
             fingerprint={"executor": "toy-1", "vocab": str(vocab_size), "page": str(page)},
         )
@@ -182,7 +129,7 @@ class ToyExecutor:
         if rest:
             attention += sum(self.kv[table[full]][:rest])
         return ToyState(
-            n, self.columns[view.columns[0]], attention % _PRIME, self._window(slot, n), self.contexts[slot]
+            n, self.columns[view.columns[0]], attention % PRIME, self._window(slot, n), self.contexts[slot]
         )
 
     def _window(self, slot: int, end: int) -> tuple[int, ...]:
@@ -199,7 +146,7 @@ class ToyExecutor:
         """Pair (hidden of row position-1, token at position) sits in slot ``position``."""
         if position:
             index, offset = divmod(position, self.page)
-            self.pairs[pages[1][index]][offset] = _hash(hidden, token, position)
+            self.pairs[pages[1][index]][offset] = toy_hash(hidden, token, position)
 
     # Verbs.
 
@@ -230,23 +177,40 @@ class ToyExecutor:
         state = self._read(plan.view)
         noise = self._pair_sum(plan.view)
         token, tokens = plan.pending, []
-        for _ in range(plan.width - 1):
+        sampled = plan.target.law != "greedy"
+        words = Words(plan.target.seed, plan.rng[0])
+        q: list[list[float]] = []
+        for depth in range(plan.width - 1):
             made = advance(state, token, self.vocab_size)
             state, token = made.state, made.target
-            noise = _hash(noise, token, state.position)
+            noise = toy_hash(noise, token, state.position)
             if noise % 8 >= self.accuracy:
                 token = (token + 1) % self.vocab_size
+            if sampled:
+                # It does not see penalties: only what it is right about gets accepted.
+                scores = filtered(logits(made.hidden, token, self.vocab_size), plan.target)
+                q.append(probabilities(scores))
+                token = self._draw(plan, depth, scores, q[-1], words)
             # The drafter's own row for its guess: scratch, whatever acceptance says.
             self._write_pair(plan.pages, state.position, made.hidden ^ 1, token)
             tokens.append(token)
+        if sampled and tokens:
+            return Proposal(tuple(tokens), "toy", "sampled", q)
         return Proposal(tuple(tokens), "toy")
+
+    def _draw(self, plan: RoundPlan, depth: int, scores: list[float], q: list[float], words: Words) -> int:
+        """A draft from the drafter's distribution, by the noise that the law says."""
+        if plan.target.law == "coupled":
+            return race(scores, words, depth)
+        fourth = salt(plan.view.epoch, plan.attempt)
+        return inverse(q, word(plan.target.seed, DRAFT, plan.rng[0] + depth, fourth=fourth))
 
     def _pair_sum(self, view: SequenceView) -> int:
         total = 0
         for position in range(1, view.length):
             index, offset = divmod(position, self.page)
             total += self.pairs[view.pages[1][index]][offset]
-        return total % _PRIME
+        return total % PRIME
 
     def verify(self, rounds: Sequence[Round]) -> None:
         """All rows of all rounds; each row sees its causal prefix."""
@@ -269,7 +233,7 @@ class ToyExecutor:
         self._scratch[plan.view.request, plan.view.epoch] = _Scratch(tokens, rows)
 
     def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
-        """The greedy law."""
+        """Each plan's target and its law."""
         self.hook("accept")
         outcomes = [self._judge(entry.plan, entry.proposal or NO_PROPOSAL) for entry in rounds]
         self.hook("accept:late")
@@ -277,8 +241,13 @@ class ToyExecutor:
 
     def _judge(self, plan: RoundPlan, proposal: Proposal) -> Outcome:
         scratch = self._scratch[plan.view.request, plan.view.epoch]
-        path, token = greedy(proposal.tokens, [made.target for made in scratch.rows])
-        return Outcome(proposal, path, token)
+        if plan.target.plain:
+            path, token = greedy(proposal.tokens, [made.target for made in scratch.rows])
+            return Outcome(proposal, path, token)
+        rows = [logits(made.hidden, made.target, self.vocab_size) for made in scratch.rows]
+        q = proposal.q if isinstance(proposal.q, list) else None
+        made = judge(rows, plan.target, plan.history, proposal.tokens, plan.rng[0], q)
+        return Outcome(proposal, made.path, made.token, made.logprobs)
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Rows and columns lie where they belong; contexts, tails and pairs move by t rows."""
@@ -354,38 +323,14 @@ class ToyExecutor:
                 start = index * self.page
                 digest = 0
                 for position in range(max(start, first), min(start + self.page, n)):
-                    digest = _hash(digest, pool[page][position - start], position)
+                    digest = toy_hash(digest, pool[page][position - start], position)
                 entries.append(AuditEntry(name, 0, index, digest))
         state = self._read(view)
         entries.append(AuditEntry("gdn", 0, 0, state.recurrent))
-        entries.append(AuditEntry("conv", 0, 0, _hash(*state.window)))
-        entries.append(AuditEntry("ngram", 0, 0, _hash(state.context[0], state.context[1], 0)))
+        entries.append(AuditEntry("conv", 0, 0, toy_hash(*state.window)))
+        entries.append(AuditEntry("ngram", 0, 0, toy_hash(state.context[0], state.context[1], 0)))
         entries.append(AuditEntry("tail", 0, 0, self.tails[slot] if n else 0))
         return tuple(entries)
-
-
-def expected_audit(tokens: Sequence[int], page: int, vocab_size: int) -> tuple[AuditEntry, ...]:
-    """What ``audit`` must say after ``tokens`` were consumed, computed from the tokens alone."""
-    state, hidden = ToyState(), 0
-    rows: list[int] = []
-    pairs: list[int] = []
-    for position, token in enumerate(tokens):
-        made = advance(state, token, vocab_size)
-        rows.append(made.row)
-        pairs.append(_hash(hidden, token, position))
-        state, hidden = made.state, made.hidden
-    entries = []
-    for name, values, first in (("kv", rows, 0), ("pairs", pairs, 1)):
-        for index in range(-(-len(tokens) // page)):
-            digest = 0
-            for position in range(max(index * page, first), min(index * page + page, len(tokens))):
-                digest = _hash(digest, values[position], position)
-            entries.append(AuditEntry(name, 0, index, digest))
-    entries.append(AuditEntry("gdn", 0, 0, state.recurrent))
-    entries.append(AuditEntry("conv", 0, 0, _hash(*state.window)))
-    entries.append(AuditEntry("ngram", 0, 0, _hash(state.context[0], state.context[1], 0)))
-    entries.append(AuditEntry("tail", 0, 0, hidden))
-    return tuple(entries)
 
 
 __all__ = ["ExecutorFault", "ToyExecutor", "ToyRow", "ToyState", "advance", "expected_audit", "plain"]

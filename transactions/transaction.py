@@ -12,6 +12,7 @@ from txdecode.state.reservations import Reservation
 from txdecode.transactions.clip import ClipReason, ClipRules
 from txdecode.transactions.executor import AuditEntry, Outcome, Proposal, RoundPlan, SequenceView, Ticket
 from txdecode.transactions.phase import Phase, Signal, step
+from txdecode.transactions.target import GREEDY, History, Target, TokenLogprobs
 
 Observer = Callable[[int, Phase, Signal, Phase], None]
 """Told of every transition: request, phase before, signal, phase after."""
@@ -20,12 +21,14 @@ Observer = Callable[[int, Phase, Signal, Phase], None]
 @attrs.frozen
 class Ask:
     """What the runtime wants of a round: at most ``drafts`` drafts, ended by ``rules``. ``propose`` is the
-    host drafter: it must not fail and keeps to the count it is given; ``None`` where there is none."""
+    host drafter: it must not fail and keeps to the count it is given; ``None`` where there is none. ``target`` is
+    how the tokens are chosen."""
 
     request: int
     drafts: int
     rules: ClipRules
     propose: Callable[[int], Proposal] | None = None
+    target: Target = GREEDY
 
 
 @attrs.define
@@ -53,6 +56,12 @@ class Transaction:
     def open(self) -> bool:
         """Whether the round is still under way."""
         return self.ended_by is None
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Logprobs of the emitted tokens, where they are wanted."""
+        assert self.outcome is not None
+        return self.outcome.logprobs[: len(self.emitted)]
 
     @property
     def path(self) -> Ids:
@@ -104,6 +113,12 @@ def view(ledgers: Ledgers, request: int) -> SequenceView:
         ledgers.recurrent.units.get(request, ()),
         ledgers.history.units.get(request, ()),
     )
+
+
+def history(ledgers: Ledgers, request: int) -> History:
+    """The committed tokens that a round's logits are conditioned on."""
+    state = ledgers.tokens.sequences[request]
+    return History(state.prompt, dict(state.counts), len(state.generated))
 
 
 def extended(table: PerGroup, reserved: PerGroup) -> PerGroup:

@@ -14,6 +14,10 @@ from txdecode.runtime.gates.prompts import DEMO
 from txdecode.runtime.handle import Result
 from txdecode.runtime.replay import replay
 from txdecode.runtime.runtime import Runtime
+from txdecode.runtime.sampling import Sampling
+
+# A checkpoint may ask for sampling, and two runs without a seed would differ.
+_GREEDY = Sampling(temperature=0)
 
 
 @click.command()
@@ -31,12 +35,12 @@ def demo(model: str, dtype: str, max_tokens: int, log: Path) -> None:
     """Decode a code-editing prompt, stream it, compare with plain decoding, and replay the log."""
     _heading(f"{model}: the answer, as it is committed")
     with Runtime.open(model, dtype=dtype, log=log, overwrite=True, batch_max=1) as runtime:
-        handle = runtime.submit(list(DEMO.messages), max_tokens=max_tokens)
+        handle = runtime.submit(list(DEMO.messages), max_tokens=max_tokens, sampling=_GREEDY)
         stream(handle, quiet=False)
         result = handle.result()
     click.echo()
     with Runtime.open(model, dtype=dtype, draft="none", batch_max=1) as runtime:
-        plain = runtime.submit(list(DEMO.messages), max_tokens=max_tokens).result()
+        plain = runtime.submit(list(DEMO.messages), max_tokens=max_tokens, sampling=_GREEDY).result()
     _heading("summary")
     print_pairs(_summary(result, plain, log))
     _heading(f"replay of {log}, without the model")

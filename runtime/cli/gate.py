@@ -8,11 +8,18 @@ from pathlib import Path
 import attrs
 import click
 
-from txdecode.runtime.cli.options import dtype_option, json_option, model_option, threads_option
+from txdecode.runtime.cli.options import (
+    dtype_option,
+    json_option,
+    model_option,
+    sampling_options,
+    threads_option,
+)
 from txdecode.runtime.cli.render import Progress, print_json, print_table
 from txdecode.runtime.gates.lossless import LosslessReport, lossless_gate
 from txdecode.runtime.gates.prompts import BUILT_IN, read_prompts
 from txdecode.runtime.opening import open_model
+from txdecode.runtime.sampling import Sampling
 
 FAILED = 1
 
@@ -65,6 +72,7 @@ def rows(model: str, dtype: str, full: bool, threads: int | None, as_json: bool)
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Prompts of your own.")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=None, help="Cap every prompt's budget.")
 @click.option("--full", is_flag=True, help="Every prompt at every draft length; by hand.")
+@sampling_options
 @threads_option
 @json_option
 def lossless(
@@ -73,6 +81,7 @@ def lossless(
     prompts: Path | None,
     max_tokens: int | None,
     full: bool,
+    sampling: Sampling,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -80,14 +89,21 @@ def lossless(
 
     Tokens and logits with drafts of 1 to 15 and adaptive length, alone and in batches, against plain decoding of
     each prompt alone; that drafting engaged on prompts that repeat; and that nothing was proposed where there is
-    nothing to propose. A failing case is run once more alone before it is reported.
+    nothing to propose. A failing case is run once more before it is reported.
+
+    Decoding is greedy unless a temperature is given, and then the text for a seed must be the same; the seed is 0
+    unless one is given. The checkpoint's own sampling defaults do not apply to a greedy run.
     """
+    if sampling.temperature is None:
+        sampling = attrs.evolve(sampling, temperature=0)
     chosen = BUILT_IN if prompts is None else read_prompts(prompts)
     cap = max_tokens if max_tokens is not None else None if full else 48
     progress = Progress("gate lossless")
     try:
         opened = open_model(model, dtype, threads=threads)
-        report = lossless_gate(opened, chosen, dtype=dtype, full=full, max_tokens=cap, progress=progress)
+        report = lossless_gate(
+            opened, chosen, dtype=dtype, full=full, max_tokens=cap, sampling=sampling, progress=progress
+        )
     finally:
         progress.close()
     if as_json:

@@ -50,21 +50,22 @@ def print_pairs(pairs: Mapping[str, object], *, err: bool = False) -> None:
         click.echo(f"  {name:<{width}}  {value}", err=err)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, err: bool = False) -> None:
     """A table with columns as wide as their content; numbers to the right."""
     texts = [[_text(value) for value in row] for row in rows]
     widths = [max(len(name), *(len(row[i]) for row in texts), 0) for i, name in enumerate(header)]
     click.echo(
         "  ".join(
             click.style(f"{name:<{width}}", bold=True) for name, width in zip(header, widths, strict=True)
-        )
+        ),
+        err=err,
     )
     for row, values in zip(texts, rows, strict=True):
         cells = (
             f"{text:>{width}}" if isinstance(value, int | float) else f"{text:<{width}}"
             for text, value, width in zip(row, values, widths, strict=True)
         )
-        click.echo("  ".join(cells).rstrip())
+        click.echo("  ".join(cells).rstrip(), err=err)
 
 
 def _text(value: object) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,11 +14,19 @@ from typing import Any
 import attrs
 import click
 
-from txdecode.runtime.cli.options import dtype_option, json_option, model_option, threads_option
-from txdecode.runtime.cli.render import print_json
+from txdecode.runtime.cli.options import (
+    dtype_option,
+    json_option,
+    model_option,
+    sampling_options,
+    threads_option,
+)
+from txdecode.runtime.cli.render import print_json, print_table
 from txdecode.runtime.errors import InvalidRequest, TxDecodeError
 from txdecode.runtime.handle import Handle, Result
 from txdecode.runtime.runtime import Runtime
+from txdecode.runtime.sampling import Sampling
+from txdecode.transactions.target import TokenLogprobs
 
 _INTERRUPTED = 130
 
@@ -45,6 +55,7 @@ _INTERRUPTED = 130
 @click.option(
     "--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."
 )
+@sampling_options
 @click.option(
     "--log", type=click.Path(path_type=Path), metavar="FILE", help="Write the event log to this file."
 )
@@ -62,6 +73,7 @@ def run(
     draft_len: str,
     max_tokens: int,
     stop: tuple[str, ...],
+    sampling: Sampling,
     log: Path | None,
     overwrite: bool,
     context: int | None,
@@ -74,10 +86,16 @@ def run(
     Examples:
       txdecode run "def add(a, b):" --max-tokens 40
       echo "Name three rivers." | txdecode run --chat --log run.txlog
+      txdecode run "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 7
       txdecode run --model ./my-model --draft none --json "Once"
 
-    The JSON object has ids, text, finish (stop, length or cancelled), log (path or null) and stats: counts
-    (rounds includes plain_steps, the rounds in which nothing was drafted) and times in seconds.
+    Where --temperature, --top-k, --top-p, --min-p or --repetition-penalty is not given, the model's own default
+    applies (its generation_config.json); where it has none, decoding is greedy and nothing is filtered.
+
+    The JSON object has ids, text, finish (stop, length or cancelled), seed and law (null when greedy), logprobs
+    (null, or for each token its id, text, raw and target log-probability, and the alternatives to both), log (path
+    or null) and stats: counts (rounds includes plain_steps, the rounds in which nothing was drafted) and times in
+    seconds.
     """
     text = read_prompt(prompt, prompt_file)
     with Runtime.open(
@@ -93,7 +111,10 @@ def run(
     ) as runtime:
         try:
             handle = runtime.submit(
-                [{"role": "user", "content": text}] if chat else text, max_tokens=max_tokens, stop=stop
+                [{"role": "user", "content": text}] if chat else text,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                stop=stop,
             )
         except TxDecodeError:
             # An empty log would stand in the way of the corrected command.
@@ -103,10 +124,14 @@ def run(
             raise
         stream(handle, quiet=as_json)
         result = handle.result()
+        assert runtime.text is not None
+        token_text = runtime.text.token_text
     if as_json:
-        print_json(result_data(result, log))
+        print_json(result_data(result, log, token_text))
     else:
         click.echo()
+        if result.logprobs is not None:
+            print_logprobs(result.logprobs, token_text)
         click.echo(click.style(summary(result), dim=True), err=True)
     if result.finish == "cancelled":
         sys.exit(_INTERRUPTED)
@@ -156,7 +181,7 @@ def stream(handle: Handle, *, quiet: bool) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def result_data(result: Result, log: Path | None) -> dict[str, Any]:
+def result_data(result: Result, log: Path | None, token_text: Callable[[int], str]) -> dict[str, Any]:
     """The JSON object of a run."""
     stats = result.stats
     names = (
@@ -170,10 +195,15 @@ def result_data(result: Result, log: Path | None) -> dict[str, Any]:
         "decode_s",
     )
     counted = attrs.asdict(stats)
+    sampled = result.sampling.law is not None
+    logprobs = result.logprobs
     return {
         "ids": list(result.ids),
         "text": result.text,
         "finish": result.finish,
+        "seed": result.sampling.seed if sampled else None,
+        "law": result.sampling.law,
+        "logprobs": None if logprobs is None else [logprobs_data(item, token_text) for item in logprobs],
         "log": None if log is None else str(log),
         "stats": {
             **{name: counted[name] for name in names},
@@ -183,11 +213,44 @@ def result_data(result: Result, log: Path | None) -> dict[str, Any]:
     }
 
 
+def logprobs_data(item: TokenLogprobs, token_text: Callable[[int], str]) -> dict[str, Any]:
+    """The JSON object of one token. A probability of 0 has the logarithm null: JSON knows no infinity."""
+    return {
+        "token": item.token,
+        "text": token_text(item.token),
+        "raw": _finite(item.raw),
+        "target": _finite(item.target),
+        "raw_top": [[token, _finite(value)] for token, value in item.raw_top],
+        "target_top": [[token, _finite(value)] for token, value in item.target_top],
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def print_logprobs(logprobs: Sequence[TokenLogprobs], token_text: Callable[[int], str]) -> None:
+    """A table on standard error: the tokens, their log-probabilities, and the alternatives."""
+
+    def top(pairs: Sequence[tuple[int, float]]) -> str:
+        return ", ".join(f"{token_text(token)!r} {value:.2f}" for token, value in pairs)
+
+    rows = []
+    for item in logprobs:
+        row = [repr(token_text(item.token)), f"{item.raw:8.4f}", f"{item.target:8.4f}"]
+        rows.append([*row, top(item.raw_top), top(item.target_top)])
+    header = ["token", "raw", "target", "raw alternatives", "target alternatives"]
+    if not any(item.raw_top or item.target_top for item in logprobs):
+        header, rows = header[:3], [row[:3] for row in rows]
+    print_table(header, rows, err=True)
+
+
 def summary(result: Result) -> str:
     """One line for people."""
     stats = result.stats
+    seed = "" if result.sampling.law is None else f", seed {result.sampling.seed}"
     return (
         f"[{result.finish}] {stats.emitted} tokens in {stats.rounds} rounds, {stats.accepted} of {stats.drafted} "
         f"drafts accepted, {stats.tok_s:.1f} tokens/s "
-        f"(prompt {stats.prompt_tokens} tokens in {stats.prefill_s:.2f} s)"
+        f"(prompt {stats.prompt_tokens} tokens in {stats.prefill_s:.2f} s){seed}"
     )

@@ -13,13 +13,17 @@ import attrs
 
 from txdecode.runtime.configuration import Options
 from txdecode.runtime.drafters.prompt_lookup import PromptLookup
+from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.gates.prompts import GatePrompt
 from txdecode.runtime.journal import Journal, iterate
 from txdecode.runtime.opening import Opened
 from txdecode.runtime.runtime import Runtime
+from txdecode.runtime.sampling import Sampling
 from txdecode.transactions.codec import decode
 from txdecode.transactions.events import RequestSubmitted, RoundCommitted
 from txdecode.transactions.executor import Executor, Round, Settlement
+
+GREEDY = Sampling(temperature=0)
 
 Progress = Callable[[int, int, str], None]
 """Done, in all, what comes next."""
@@ -142,37 +146,51 @@ def lossless_gate(
     dtype: str,
     full: bool = False,
     max_tokens: int | None = None,
+    sampling: Sampling = GREEDY,
     progress: Progress = lambda done, total, what: None,
 ) -> LosslessReport:
     """Decode plainly, one prompt at a time; then speculatively, in batches; compare all of it.
 
     A batch that fails is run once more before it is reported: a contended run can look like a wrong one.
-    ``max_tokens`` caps the prompts' own budgets.
+    ``max_tokens`` caps the prompts' own budgets. ``sampling`` is how every prompt is decoded, with the seed 0 where
+    it has none. Raises ``InvalidRequest`` for the chain law, under which the text may depend on the drafts.
     """
+    if sampling.law == "chain":
+        raise InvalidRequest(
+            "gate lossless compares texts, and the law 'chain' keeps their distribution alone; leave law out"
+        )
+    sampling = sampling if sampling.seed is not None else attrs.evolve(sampling, seed=0)
     description = opened.executor.describe()
     batches = plan_batches(prompts, full, description.rows_max - 1, description.batch_max)
     total = len(prompts) + len(batches)
     plain: dict[str, _Run] = {}
     for index, prompt in enumerate(prompts):
         progress(index, total, f"plain: {prompt.name}")
-        (plain[prompt.name],) = _decode(opened, (prompt,), None, max_tokens)
+        (plain[prompt.name],) = _decode(opened, (prompt,), None, max_tokens, sampling)
     cases: list[LosslessCase] = []
     for index, (length, batch) in enumerate(batches):
         progress(len(prompts) + index, total, f"drafts {length}, batch of {len(batch)}")
-        found = _cases(opened, batch, length, plain, max_tokens)
+        found = _cases(opened, batch, length, plain, max_tokens, sampling)
         if not all(case.passed for case in found):
             # The same batch again: a fault that only a batch shows must not vanish by being tried alone.
-            plain |= {p.name: _decode(opened, (p,), None, max_tokens)[0] for p in batch}
-            found = [attrs.evolve(c, rerun=True) for c in _cases(opened, batch, length, plain, max_tokens)]
+            plain |= {p.name: _decode(opened, (p,), None, max_tokens, sampling)[0] for p in batch}
+            found = [
+                attrs.evolve(case, rerun=True)
+                for case in _cases(opened, batch, length, plain, max_tokens, sampling)
+            ]
         cases += found
     progress(total, total, "done")
     engaged = {case.prompt for case in cases if case.accepted}
     if not engaged:
         return LosslessReport(opened.name, dtype, tuple(cases), ("every prompt",))
+    # A sampled text need not repeat its prompt.
     missing = tuple(
         prompt.name
         for prompt in prompts
-        if prompt.repeats and prompt.name in {case.prompt for case in cases} and prompt.name not in engaged
+        if not sampling.temperature
+        and prompt.repeats
+        and prompt.name in {case.prompt for case in cases}
+        and prompt.name not in engaged
     )
     return LosslessReport(opened.name, dtype, tuple(cases), missing)
 
@@ -183,8 +201,9 @@ def _cases(
     length: str,
     plain: Mapping[str, _Run],
     max_tokens: int | None,
+    sampling: Sampling,
 ) -> list[LosslessCase]:
-    runs = _decode(opened, batch, length, max_tokens)
+    runs = _decode(opened, batch, length, max_tokens, sampling)
     return [
         _compare(prompt, length, len(batch), plain[prompt.name], run)
         for prompt, run in zip(batch, runs, strict=True)
@@ -212,7 +231,11 @@ def _compare(prompt: GatePrompt, length: str, batch: int, plain: _Run, run: _Run
 
 
 def _decode(
-    opened: Opened, batch: Sequence[GatePrompt], length: str | None, max_tokens: int | None
+    opened: Opened,
+    batch: Sequence[GatePrompt],
+    length: str | None,
+    max_tokens: int | None,
+    sampling: Sampling,
 ) -> list[_Run]:
     """Decode a batch on a fresh runtime with a log of its own, and read the log back."""
     recorder = LogitRecorder(opened.executor, _digest_rows)
@@ -229,6 +252,7 @@ def _decode(
                     max_tokens=prompt.max_tokens
                     if max_tokens is None
                     else min(prompt.max_tokens, max_tokens),
+                    sampling=sampling,
                 )
                 for prompt in batch
             ]

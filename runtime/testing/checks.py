@@ -15,6 +15,7 @@ from txdecode.runtime.testing.promises import PromiseBroken, keep
 from txdecode.runtime.testing.shadow import Line
 from txdecode.state.ledgers import Ledgers
 from txdecode.transactions.executor import AuditEntry, Description, Executor
+from txdecode.transactions.target import GREEDY, NO_LOGPROBS, Target
 from txdecode.transactions.transaction import view
 
 TEXT = "the text is the plain loop's"
@@ -29,21 +30,25 @@ TAKEN_UP = "recovery takes up the unfinished"
 KEPT = "the executor lets go of what is over"
 CANCEL = "a cancel is honoured"
 ENDS = "every request ends"
+ENDS_WHERE = "a text ends where it must"
+LOGPROBS = "logprobs are of the emitted tokens"
 
 
 @attrs.define
 class Tracked:
-    """A request that the log may know. ``text`` is the whole of it, by the oracle. ``cancelled`` says that the
-    caller asked for its end, ``verified`` that its end has been checked."""
+    """A request that the log may know. ``text`` is the whole of it, by the oracle; ``None`` under the chain law,
+    which keeps the distribution alone. ``cancelled`` says that the caller asked for its end, ``verified`` that its
+    end has been checked."""
 
     number: int
     prompt: tuple[int, ...]
     budget: int
     stop_ids: frozenset[int]
-    text: tuple[int, ...]
+    text: tuple[int, ...] | None
     handle: Handle
     cancelled: bool = False
     verified: bool = False
+    target: Target = GREEDY
 
 
 def recorded_ids(line: Line | None) -> tuple[int, ...]:
@@ -53,7 +58,7 @@ def recorded_ids(line: Line | None) -> tuple[int, ...]:
 
 def check_text(tracked: Tracked, ids: Sequence[int]) -> None:
     """``ids`` are the beginning of the plain loop's text."""
-    if tuple(ids) != tracked.text[: len(ids)]:
+    if tracked.text is not None and tuple(ids) != tracked.text[: len(ids)]:
         raise PromiseBroken(TEXT, f"request {tracked.number}: {tuple(ids)} instead of {tracked.text}")
 
 
@@ -82,6 +87,9 @@ def check_finished(tracked: Tracked, faults: int, tell: Tell) -> None:
         check_end(tracked, published, "error", faults, tell)
         return
     keep(result.ids == published, "the result is what was published", f"{result.ids}, {published}")
+    wanted = () if tracked.target.logprobs == NO_LOGPROBS else result.ids
+    found = tuple(entry.token for entry in result.logprobs or ())
+    keep(found == wanted, LOGPROBS, f"request {tracked.number}: of {found}, {wanted} expected")
     check_end(tracked, result.ids, result.finish, faults, tell)
 
 
@@ -94,9 +102,13 @@ def check_end(tracked: Tracked, ids: tuple[int, ...], finish: str, faults: int, 
     elif finish == "cancelled":
         keep(tracked.cancelled, "only a cancel ends a request early", where)
     else:
-        wanted = "stop" if tracked.text[-1] in tracked.stop_ids else "length"
-        detail = f"{where}; {wanted} after {tracked.text} expected"
-        keep((ids, finish) == (tracked.text, wanted), TEXT, detail)
+        text = ids if tracked.text is None else tracked.text
+        wanted = "stop" if text[-1] in tracked.stop_ids else "length"
+        detail = f"{where}; {wanted} after {text} expected"
+        keep((ids, finish) == (text, wanted), TEXT, detail)
+        over = [token in tracked.stop_ids for token in ids[:-1]]
+        whole = finish == "stop" or len(ids) == tracked.budget
+        keep(whole and not any(over), ENDS_WHERE, where)
 
 
 def check_not_lost(number: int, published: tuple[int, ...], line: Line | None) -> None:

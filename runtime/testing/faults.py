@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, get_args
 
-from txdecode.runtime.testing.harness import Oracle
 from txdecode.transactions.executor import (
     AuditEntry,
     Description,
@@ -154,6 +153,10 @@ class _Index:
         return self._value
 
 
+Continuation = Callable[[int, Sequence[int], int], Sequence[int]]
+"""``text(request, tokens, count)``: at most ``count`` tokens that follow the known ones."""
+
+
 class ScriptedDrafter:
     """A host drafter that knows the text and does what its script says, one entry a call of ``propose``.
 
@@ -165,9 +168,9 @@ class ScriptedDrafter:
 
     name = "scripted"
 
-    def __init__(self, oracle: Oracle, vocab_size: int, context: int, tell: Tell) -> None:
+    def __init__(self, text: Continuation, vocab_size: int, context: int, tell: Tell) -> None:
         self.script: tuple[Behaviour, ...] = ("right",)
-        self._oracle = oracle
+        self._text = text
         self._vocab_size = vocab_size
         self._context = context
         self._tell = tell
@@ -187,7 +190,7 @@ class ScriptedDrafter:
     def begin(self, request: int, tokens: Sequence[int]) -> None:
         """Look up how the text goes on."""
         self._raise_at("begin")
-        rest = self._oracle(tokens, self._context - len(tokens), frozenset())
+        rest = self._text(request, tokens, self._context - len(tokens))
         self._texts[request] = (*tokens, *rest)
         self._known[request] = len(tokens)
 

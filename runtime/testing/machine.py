@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from txdecode.runtime.policy.controllers import DRAFT_MAX
+from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.testing.disk import DISK_FAULTS, DiskFault
 from txdecode.runtime.testing.faults import BEHAVIOURS, Behaviour
 from txdecode.runtime.testing.harness import Harness
@@ -36,6 +37,21 @@ _picks = st.integers(0, 119)
 
 _draft_lens = st.one_of(st.none(), st.integers(0, DRAFT_MAX), st.sampled_from(("additive", "additive:15")))
 _times = st.integers(1, 3)
+_samplings = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from((0.0, 0.3, 0.8, 1.0, 1.5)),
+        "seed": st.integers(0, 119),
+        "top_k": st.sampled_from((0, 1, 8)),
+        "top_p": st.sampled_from((1.0, 0.9)),
+        "min_p": st.sampled_from((0.0, 0.05)),
+        "repetition_penalty": st.sampled_from((1.0, 1.3)),
+        "presence_penalty": st.sampled_from((0.0, 0.5)),
+        "frequency_penalty": st.sampled_from((0.0, -0.5)),
+        "min_tokens": st.sampled_from((0, 0, 3)),
+        "logprobs": st.sampled_from((None, None, 2)),
+        "law": st.sampled_from(("coupled", "coupled", "chain")),
+    }
+)
 _requests = st.fixed_dictionaries(
     {
         "start": st.lists(_picks, min_size=1, max_size=12),
@@ -43,6 +59,7 @@ _requests = st.fixed_dictionaries(
         "max_tokens": st.integers(1, BUDGET_MAX),
         "stops": st.lists(_picks, max_size=2),
         "draft_len": _draft_lens,
+        "sampling": st.one_of(st.none(), st.none(), _samplings),
     }
 )
 _interrupt = st.sampled_from(("cancel", "preempt"))
@@ -136,13 +153,26 @@ class TransactionMachine(RuleBasedStateMachine):
         self._step(times)
 
     def _submit(
-        self, start: list[int], repeats: int, max_tokens: int, stops: list[int], draft_len: int | str | None
+        self,
+        start: list[int],
+        repeats: int,
+        max_tokens: int,
+        stops: list[int],
+        draft_len: int | str | None,
+        sampling: dict[str, Any] | None,
     ) -> None:
         # Prompts repeat themselves, for drafters that copy.
         vocab_size = self.world.description.vocab_size
         prompt = [token % vocab_size for token in (start * repeats)[:PROMPT_MAX]]
         stop_ids = [token % vocab_size for token in stops]
-        self._do(lambda: self.world.submit(prompt, max_tokens, stop_ids, draft_len))
+        chosen = None if sampling is None else self._sampling(sampling, max_tokens)
+        self._do(lambda: self.world.submit(prompt, max_tokens, stop_ids, draft_len, chosen))
+
+    def _sampling(self, drawn: dict[str, Any], max_tokens: int) -> Sampling | None:
+        if self.world.harness.sampled is None:
+            return None
+        drawn = {**drawn, "min_tokens": min(drawn["min_tokens"], max_tokens)}
+        return Sampling(**(drawn if drawn["temperature"] else {**drawn, "law": None}))
 
     def _step(self, times: int) -> None:
         self._worn += times

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.testing.checks import Tracked
 from txdecode.runtime.testing.world import World
 from txdecode.transactions.phase import Phase
@@ -17,9 +18,24 @@ Program = Callable[[World], None]
 BUDGET = 20
 
 
-def submit(world: World, tokens: int, budget: int = BUDGET, stop_ids: tuple[int, ...] = ()) -> Tracked:
+SAMPLED = (
+    Sampling(temperature=1.0, seed=7, logprobs=2),
+    Sampling(temperature=1.5, seed=7, top_k=24, repetition_penalty=1.3, frequency_penalty=-2.0),
+    Sampling(temperature=0.8, seed=2**64 - 1, top_p=0.9, min_p=0.02, presence_penalty=-2.0, min_tokens=9),
+    Sampling(temperature=0.0, repetition_penalty=3.0, frequency_penalty=2.0, logprobs=0),
+)
+"""One of everything that changes which token comes next."""
+
+
+def submit(
+    world: World,
+    tokens: int,
+    budget: int = BUDGET,
+    stop_ids: tuple[int, ...] = (),
+    sampling: Sampling | None = None,
+) -> Tracked:
     """A request with a prompt of ``tokens`` tokens, which must fit."""
-    made = world.submit(prompt(world, tokens), budget, stop_ids)
+    made = world.submit(prompt(world, tokens), budget, stop_ids, sampling=sampling)
     assert made is not None, "the pools are too small for this program"
     return made
 
@@ -173,6 +189,37 @@ def preempt_a_flight(world: World) -> None:
     world.finish()
 
 
+def sample(world: World) -> None:
+    """Sampled requests decode together, some of them with penalties, a minimum length, logprobs. An executor that
+    samples."""
+    for tokens, sampling in zip((3, 8, 13, 18), SAMPLED, strict=True):
+        submit(world, tokens, stop_ids=(5, 9), sampling=sampling)
+    world.finish()
+
+
+def sample_and_crash(world: World) -> None:
+    """Sampled requests are preempted between Draft and Verify, and go on after the process died. An executor that
+    samples."""
+    made = [submit(world, 5 + 4 * index, sampling=sampling) for index, sampling in enumerate(SAMPLED)]
+    world.step(4)
+    world.interrupt_at("preempt", Phase.VERIFY)
+    world.step(2)
+    world.preempt(made[1])
+    world.step(2)
+    world.crash()
+    world.step(2)
+    world.finish()
+
+
+def sample_by_chain(world: World) -> None:
+    """Requests under the chain law, whose text depends on the drafts. An executor that samples."""
+    for tokens in (3, 8, 13):
+        submit(world, tokens, sampling=Sampling(temperature=1.0, seed=tokens, law="chain", logprobs=1))
+    world.step(5)
+    world.crash()
+    world.finish()
+
+
 PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
@@ -192,5 +239,8 @@ PROGRAMS: dict[str, Program] = {
         cancel_behind_a_fault,
         leave_a_flight,
         preempt_a_flight,
+        sample,
+        sample_and_crash,
+        sample_by_chain,
     )
 }

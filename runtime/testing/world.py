@@ -15,6 +15,7 @@ from txdecode.runtime.errors import InvalidRequest, JournalError, RuntimeClosed
 from txdecode.runtime.journal import Durability, read_header
 from txdecode.runtime.replay import replay
 from txdecode.runtime.runtime import Runtime
+from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.testing import checks
 from txdecode.runtime.testing.checks import DeviceCheck, Tracked
 from txdecode.runtime.testing.disk import Disk, DiskFault
@@ -27,7 +28,7 @@ from txdecode.runtime.testing.faults import (
     When,
     possible_faults,
 )
-from txdecode.runtime.testing.harness import Harness
+from txdecode.runtime.testing.harness import Harness, target_of
 from txdecode.runtime.testing.promises import PromiseBroken, keep
 from txdecode.runtime.testing.shadow import Shadow
 from txdecode.state.digest import LEDGERS
@@ -69,7 +70,7 @@ class World:
         self.breaker = Breaker(harness.make(), tell)
         self.description: Description = self.breaker.describe()
         self.scripted = ScriptedDrafter(
-            harness.oracle, self.description.vocab_size, self.description.context, tell
+            self._continuation, self.description.vocab_size, self.description.context, tell
         )
         self._runtime = Runtime.open(
             self.breaker,
@@ -135,25 +136,40 @@ class World:
         max_tokens: int,
         stop_ids: Sequence[int] = (),
         draft_len: int | str | None = None,
+        sampling: Sampling | None = None,
     ) -> Tracked | None:
-        """A request; ``None`` where it is refused, which it is if and only if it can't fit."""
+        """A request; ``None`` where it is refused, which it is if and only if it can't fit. ``sampling`` needs a
+        seed of its own where it samples, and a harness with an oracle for it."""
         fits = checks.fits(self.description, len(prompt), max_tokens)
+        budget = min(max_tokens, self.description.context - len(prompt))
+        if sampling is not None:
+            # A minimum past what the context leaves is refused for a reason of its own.
+            sampling = attrs.evolve(sampling, min_tokens=min(sampling.min_tokens or 0, max(budget, 0)))
         try:
             handle = self.runtime.submit(
-                prompt, max_tokens=max_tokens, stop_ids=stop_ids, draft_len=draft_len
+                prompt, max_tokens=max_tokens, stop_ids=stop_ids, draft_len=draft_len, sampling=sampling
             )
         except InvalidRequest as error:
             keep(not fits, "what fits is taken", str(error))
             self.tell("submit refused")
             return None
         keep(fits, "what cannot fit is refused", f"{len(prompt)} and {max_tokens} tokens")
-        budget = min(max_tokens, self.description.context - len(prompt))
         stops = frozenset(stop_ids)
-        text = tuple(self.harness.oracle(prompt, budget, stops))
-        made = Tracked(handle.request, tuple(prompt), budget, stops, text, handle)
+        target = target_of(sampling, stops)
+        text = None if target.law == "chain" else tuple(self.harness.text(prompt, budget, stops, target))
+        made = Tracked(handle.request, tuple(prompt), budget, stops, text, handle, target=target)
         self.tracked[made.number] = made
+        self.tell(f"law {target.law}")
         self.tell("submit while others run" if len(self.live) > 1 else "submit")
         return made
+
+    def _continuation(self, request: int, tokens: Sequence[int], count: int) -> Sequence[int]:
+        """How the text of a request goes on; a likely one where only its distribution is fixed."""
+        tracked = self.tracked.get(request)
+        if tracked is None or tracked.text is None:
+            return self.harness.oracle(tokens, count, frozenset())
+        done = len(tokens) - len(tracked.prompt)
+        return self.harness.text(tracked.prompt, done + count, frozenset(), tracked.target)[done:]
 
     def step(self, times: int = 1) -> None:
         """Turns of the loop, until nothing is left to do."""

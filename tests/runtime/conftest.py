@@ -39,8 +39,8 @@ class Letters:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.encode("".join(message["content"] for message in messages))
 
-    def stop_matcher(self, stops: Sequence[str] = ()) -> StopMatcher:
-        return StopMatcher(LetterStream(), stops)  # type: ignore[arg-type]
+    def stop_matcher(self, stops: Sequence[str] = (), after: int = 0) -> StopMatcher:
+        return StopMatcher(LetterStream(), stops, after)  # type: ignore[arg-type]
 
 
 @pytest.fixture

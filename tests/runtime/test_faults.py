@@ -135,7 +135,7 @@ def test_a_device_that_never_settles_slows_down_and_changes_nothing(when: Any, o
 
 
 def scripted(*behaviours: Any) -> ScriptedDrafter:
-    drafter = ScriptedDrafter(lambda p, n, s: plain(p, n, 48, s), 48, 256, lambda what: None)
+    drafter = ScriptedDrafter(lambda request, known, n: plain(known, n, 48), 48, 256, lambda what: None)
     drafter.follow(behaviours)
     return drafter
 

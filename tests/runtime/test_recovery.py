@@ -162,7 +162,7 @@ def test_a_drafter_of_ones_own_is_given_again_or_left_out(tmp_path: Path) -> Non
     log = tmp_path / "run.txlog"
 
     def drafter() -> ScriptedDrafter:
-        return ScriptedDrafter(lambda p, n, s: plain(p, n, 48, s), 48, 256, lambda what: None)
+        return ScriptedDrafter(lambda request, known, n: plain(known, n, 48), 48, 256, lambda what: None)
 
     with Runtime.open(toy(accuracy=0), log=log, draft=drafter(), draft_len=3) as runtime:
         runtime.submit(PROMPTS[0], max_tokens=20)

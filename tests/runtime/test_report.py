@@ -45,7 +45,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, str
 
 
 def broken(behaviour: Any) -> ScriptedDrafter:
-    drafter = ScriptedDrafter(lambda p, n, s: plain(p, n, 48, s), 48, 256, lambda what: None)
+    drafter = ScriptedDrafter(lambda request, known, n: plain(known, n, 48), 48, 256, lambda what: None)
     drafter.follow([behaviour])
     return drafter
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 from txdecode.runtime import (
@@ -18,7 +22,11 @@ from txdecode.runtime import (
     TxDecodeError,
     replay,
 )
+from txdecode.runtime.configuration import Options
 from txdecode.runtime.errors import InvalidDraftLength
+from txdecode.runtime.intake import Intake
+from txdecode.runtime.opening import Opened
+from txdecode.transactions.target import Target
 from txdecode.transactions.toy import ToyExecutor, plain
 
 Open = Callable[..., Runtime]
@@ -44,7 +52,45 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "text as max_tokens": ({"max_tokens": "2"}, InvalidRequest, "found '2'"),
     "prompt fills the context": ({"prompt": [1] * CONTEXT}, PromptTooLong, "has 256 tokens, .* takes 256"),
     "never fits": ({"prompt": [1] * 90, "max_tokens": 90}, RequestTooLarge, "needs 45 of .* 'kv'.* has 40"),
-    "sampling of another type": ({"sampling": "greedy"}, InvalidRequest, "must be a Sampling, found str"),
+    "sampling of another type": ({"sampling": "greedy"}, InvalidRequest, "must be a Sampling .*, found str"),
+    "unknown field of sampling": (
+        {"sampling": {"temp": 1}},
+        InvalidRequest,
+        "no field 'temp'; the fields are",
+    ),
+    "negative temperature": ({"sampling": {"temperature": -1}}, InvalidRequest, "temperature must be .* -1"),
+    "NaN": ({"sampling": {"top_p": math.nan}}, InvalidRequest, "top_p must be .*, found nan"),
+    "seed of 65 bits": ({"sampling": {"seed": 2**64}}, InvalidRequest, "seed must be"),
+    "law of a greedy request": ({"sampling": {"law": "chain"}}, InvalidRequest, "law has no effect"),
+    "top_k of a greedy request": ({"sampling": {"top_k": 2}}, InvalidRequest, "top_k has no effect"),
+    "bias on an unknown id": (
+        {"sampling": {"logit_bias": {3: 1.0, VOCAB: 1.0}}},
+        InvalidRequest,
+        r"ids in 0..47, found 48",
+    ),
+    "minimum above max_tokens": (
+        {"sampling": {"min_tokens": 5}},
+        InvalidRequest,
+        "min_tokens must be at most 4, found 5: max_tokens is 4",
+    ),
+    "minimum above the context": (
+        {"prompt": [1] * 120, "sampling": {"min_tokens": 12}, "max_tokens": 50},
+        InvalidRequest,
+        "min_tokens must be at most 10, found 12: that is all the context leaves",
+    ),
+    "every token forbidden": (
+        {"sampling": {"logit_bias": dict.fromkeys(range(VOCAB), -math.inf)}},
+        InvalidRequest,
+        "at least one of 48 tokens must be possible",
+    ),
+    "no token before the minimum": (
+        {
+            "sampling": {"logit_bias": dict.fromkeys(range(1, VOCAB), -math.inf), "min_tokens": 1},
+            "stop_ids": [0],
+        },
+        InvalidRequest,
+        "at least one of 48 tokens must be possible",
+    ),
     "stop strings without tokenizer": ({"stop": ["A"]}, TextUnavailable, "use stop_ids"),
     "empty stop string": ({"stop": [""]}, InvalidRequest, "non-empty strings, found ''"),
     "a number as stop": ({"stop": 3}, InvalidRequest, "stop must be strings, found 3"),
@@ -64,7 +110,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 def test_refused_and_others_go_on(name: str, opened: Open, log: Path) -> None:
     wrong, error, message = REFUSED[name]
     arguments = {"prompt": [1, 2], "max_tokens": 4, **wrong}
-    runtime = opened(ToyExecutor(page_count=40))
+    context = 130 if name == "minimum above the context" else CONTEXT
+    runtime = opened(ToyExecutor(page_count=40, context=context))
     first = runtime.submit([1, 2], max_tokens=6)
     runtime.step()
     with pytest.raises(error, match=message) as refused:
@@ -171,8 +218,141 @@ def test_an_impossible_stop_string_is_refused_at_once(opened: Open, letters: Any
         runtime.submit("CAB", stop=["ok", ""])
 
 
-def test_sampling_other_than_greedy_is_refused() -> None:
-    for temperature in (0.7, -1, float("nan"), True, "0"):
-        with pytest.raises(InvalidRequest, match="temperature must be"):
-            Sampling(temperature=temperature)  # type: ignore[arg-type]
-    assert Sampling(temperature=0) == Sampling()
+# Sampling.
+
+
+def test_the_checkpoints_defaults_hold_where_the_caller_says_nothing(opened: Open, letters: Any) -> None:
+    letters.assets = SimpleNamespace(
+        sampling={"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.9}
+    )
+    runtime = opened(text=letters)
+    theirs = runtime.submit("CAB", max_tokens=8)
+    mine = runtime.submit("CAB", max_tokens=8, sampling={"temperature": 2.0, "top_k": 0, "seed": 5})
+    greedy = runtime.submit("CAB", max_tokens=8, sampling={"temperature": 0})
+    runtime.run()
+    used = [handle.result().sampling for handle in (theirs, mine, greedy)]
+    assert [(s.temperature, s.top_k, s.top_p, s.law) for s in used] == [
+        (0.6, 20, 0.9, "coupled"),
+        (2.0, 0, 0.9, "coupled"),
+        (0.0, 0, 1.0, None),
+    ]
+    assert used[1].seed == 5
+    for handle in (theirs, mine, greedy):
+        result = handle.result()
+        assert result.ids == tuple(plain([2, 0, 1], 8, 48, target=result.sampling.target(())))
+
+
+def test_a_mapping_and_parameters_are_the_same_request(opened: Open) -> None:
+    runtime = opened()
+    fields = {"temperature": 1.5, "seed": 3, "logit_bias": {4: -math.inf}, "presence_penalty": 0.5}
+    handles = [runtime.submit([1, 2], max_tokens=12, sampling=s) for s in (fields, Sampling(**fields))]
+    runtime.run()
+    first, second = (handle.result() for handle in handles)
+    assert (first.ids, first.sampling) == (second.ids, second.sampling)
+    assert 4 not in first.ids
+
+
+def test_unseeded_requests_have_different_seeds(opened: Open) -> None:
+    runtime = opened()
+    handles = [runtime.submit([1, 2], max_tokens=16, sampling={"temperature": 2.0}) for _ in range(4)]
+    runtime.run()
+    results = [handle.result() for handle in handles]
+    assert len({result.sampling.seed for result in results}) == 4
+    assert len({result.ids for result in results}) == 4
+    again = runtime.submit([1, 2], max_tokens=16, sampling=results[2].sampling)
+    assert again.result().ids == results[2].ids
+
+
+def test_the_entropy_is_a_port() -> None:
+    drawn = itertools.count(40)
+    intake = Intake(Opened(ToyExecutor(), "toy"), Options(), None, entropy=lambda: next(drawn))  # type: ignore[arg-type]
+    asked = [{"temperature": 1}, None, {"temperature": 1, "seed": 7}, {"temperature": 1}]
+    made = [intake.make([1], 4, sampling, (), (), False, None) for sampling in asked]
+    assert [request.target.seed for request in made] == [40, 0, 7, 41]
+    assert [request.parameters.sampling.seed for request in made] == [40, 0, 7, 41]
+
+
+def test_stop_ids_are_held_back_while_there_is_a_minimum() -> None:
+    intake = Intake(Opened(ToyExecutor(), "toy", eos_ids=frozenset({9})), Options(), None)  # type: ignore[arg-type]
+    least = intake.make([1], 4, {"min_tokens": 2}, (), (5, 3), False, None)
+    ignoring = intake.make([1], 4, {"min_tokens": 2}, (), (3,), True, None)
+    none = intake.make([1], 4, None, (), (5, 3), False, None)
+    assert least.target == Target(min_tokens=2, held=(3, 5, 9))
+    assert ignoring.target == Target(min_tokens=2, held=(3,))
+    assert none.target == Target()
+
+
+def test_as_many_logprobs_as_there_are_tokens(opened: Open) -> None:
+    runtime = opened(ToyExecutor(vocab_size=8))
+    with pytest.raises(InvalidRequest, match="logprobs must be at most the vocabulary of 8 tokens, found 9"):
+        runtime.submit([1], sampling={"logprobs": 9})
+    result = runtime.submit([1], max_tokens=2, sampling={"logprobs": 8}).result()
+    assert result.logprobs is not None
+    assert [len(item.raw_top) for item in result.logprobs] == [8, 8]
+
+
+def test_one_possible_token_is_enough_and_may_be_a_stop_id(opened: Open) -> None:
+    bias = dict.fromkeys(range(1, VOCAB), -math.inf)
+    runtime = opened()
+    handle = runtime.submit([1, 2], max_tokens=4, stop_ids=[0], sampling={"logit_bias": bias})
+    assert handle.result().ids == (0,)
+
+
+def greedy_only() -> ToyExecutor:
+    executor = ToyExecutor()
+    described = executor.describe()
+    executor._description = attrs.evolve(
+        described, capabilities=attrs.evolve(described.capabilities, sampling=False)
+    )
+    return executor
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({"sampling": {"temperature": 0.5}}, "law coupled, temperature 0.5"),
+        ({"sampling": {"repetition_penalty": 1.1}}, "repetition_penalty 1.1"),
+        ({"sampling": {"logit_bias": {1: 1.0}}}, "bias"),
+        ({"sampling": {"logprobs": 0}}, "logprobs 0"),
+        ({"sampling": {"min_tokens": 1}, "stop_ids": [3]}, "min_tokens 1, held"),
+    ],
+)
+def test_an_executor_that_only_decodes_greedily_says_so(
+    wanted: dict[str, Any], found: str, opened: Open
+) -> None:
+    runtime = opened(greedy_only())
+    with pytest.raises(InvalidRequest, match=f"executor 'toy' decodes greedily only, found {found}"):
+        runtime.submit([1, 2], max_tokens=4, **wanted)
+    harmless = {"temperature": 0, "top_k": 3, "seed": 4, "min_tokens": 2, "logit_bias": {1: 0.0}}
+    result = runtime.submit([1, 2], max_tokens=4, sampling=harmless).result()
+    assert result.ids == tuple(plain([1, 2], 4, 48))
+
+
+@pytest.mark.parametrize("draft_len", [0, 7])
+def test_no_stop_id_comes_before_the_minimum(draft_len: int, opened: Open) -> None:
+    text = plain([1, 2, 3], 20, 48)
+    runtime = opened(ToyExecutor(accuracy=6), draft="executor", draft_len=draft_len, eos_ids=[text[1]])
+    handle = runtime.submit([1, 2, 3], max_tokens=20, stop_ids=[text[3]], sampling={"min_tokens": 8})
+    held = tuple(sorted({text[1], text[3]}))
+    expected = plain([1, 2, 3], 20, 48, frozenset(held), Target(min_tokens=8, held=held))
+    assert handle.result().ids == tuple(expected)
+    assert len(expected) >= 8
+    assert not set(expected[:8]) & set(held)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_no_stop_string_ends_a_text_before_the_minimum(
+    steps: int, opened: Open, letters: Any, log: Path
+) -> None:
+    text = "".join(chr(65 + token) for token in plain([2, 0, 1], 60, 48))
+    stop = next(letter for letter in text[:10] if letter in text[10:])
+    runtime = opened(text=letters)
+    runtime.submit("CAB", max_tokens=60, stop=stop, sampling={"min_tokens": 10})
+    for _ in range(steps):
+        runtime.step()
+    runtime.close()
+    # What was committed is counted again after a recovery.
+    with Runtime.recover(log, ToyExecutor(), text=letters) as again:
+        result = again.handles[0].result()
+    assert result.finish == "stop"
+    assert result.text == text[: text.index(stop, 10)]

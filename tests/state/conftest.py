@@ -52,6 +52,8 @@ class Sequence:
     prompt: tuple[int, ...]
     budget: int
     roles: int
+    law: int
+    seed: int
     generated: list[int] = attrs.Factory(list)
     epoch: int = 0
     rounds: int = 0
@@ -86,6 +88,7 @@ class Shadow:
                     yield 0x16, r, 0, 1
             elif ledger == "rng":
                 yield from ((0x50, r, role, s.known) for role in range(s.roles))
+                yield from ((tag, r, 0, value) for tag, value in ((0x51, s.seed), (0x52, s.law)) if value)
             elif s.resident and ledger == "pages":
                 yield 0x22, r, 0, s.consumed
                 for g, pages in enumerate(s.tables):
@@ -132,7 +135,8 @@ class Shadow:
             self.submitted += 1
             prompt = tuple(choices.pick(5) for _ in range(1 + choices.pick(7)))
             busy.add(r)
-            return Submit(r, prompt, 1 + choices.pick(9), 1 + choices.pick(4))
+            law, seed = choices.pick(3), choices.pick(3) * 0x7FFF_FFFF_FFFF_FFFF
+            return Submit(r, prompt, 1 + choices.pick(9), (1, 1, 4)[law], law, seed)
         known = [r for r in self.sequences if r not in busy]
         if not known:
             return None
@@ -196,7 +200,9 @@ class Shadow:
 
     def perform(self, change: Change) -> None:
         if isinstance(change, Submit):
-            self.sequences[change.request] = Sequence(change.prompt, change.budget, change.roles)
+            self.sequences[change.request] = Sequence(
+                change.prompt, change.budget, change.roles, change.law, change.seed
+            )
             return
         s = self.sequences[change.request]
         if isinstance(change, Close) or (isinstance(change, Advance) and change.close):
@@ -226,7 +232,7 @@ def contents(ledgers: Ledgers) -> dict[str, Any]:
             "references": ledgers.pages.references,
             "columns": (ledgers.recurrent.units, ledgers.recurrent.positions, ledgers.recurrent.owners),
             "rings": (ledgers.history.units, ledgers.history.positions, ledgers.history.owners),
-            "rng": ledgers.rng.positions,
+            "rng": ledgers.rng.streams,
         }
     )
 
@@ -265,12 +271,12 @@ class Kit:
 
     @staticmethod
     def base() -> Ledgers:
-        """0 is ready for its first round, 1 waits, 2 has generated two tokens and may emit two more, 3 is in
-        the middle of its prefill."""
+        """0 is ready for its first round and draws by the chain law, 1 waits, 2 has generated two tokens and may
+        emit two more, 3 is in the middle of its prefill."""
         return fold(
             Ledgers(GROUPS),
             [
-                Submit(0, (1, 2, 3, 4, 5), 4, 2),
+                Submit(0, (1, 2, 3, 4, 5), 4, 4, 2, 77),
                 Admit(0, (0, 0), (0,)),
                 Advance(0, 4, (), ((0,), (0, 1)), (1, 1), (), False),
                 Submit(1, (7,), 4, 1),

@@ -11,6 +11,7 @@ from txdecode.state.changes import Admit, Advance, Close, Evict, Submit
 from txdecode.state.digest import LEDGERS, add
 from txdecode.state.errors import LedgerCorrupt
 from txdecode.state.ledgers import Ledgers
+from txdecode.state.rng import Stream
 
 SCRIPT = st.binary(min_size=20, max_size=240)
 
@@ -153,12 +154,26 @@ BROKEN = {
         "tokens",
         "request 0 digest",
     ),
-    "rng without tokens": (lambda k: k.rng.positions.update({9: (1,)}), "rng", "requests"),
-    "tokens without rng": (lambda k: k.rng.positions.pop(1), "rng", "requests"),
-    "rng behind": (lambda k: k.rng.positions.update({2: (3,)}), "rng", "request 2 position"),
-    "one role ahead": (lambda k: k.rng.positions.update({0: (5, 6)}), "rng", "request 0 position"),
-    "no role": (lambda k: k.rng.positions.update({2: ()}), "rng", "request 2 roles"),
-    "too many roles": (lambda k: k.rng.positions.update({2: (4,) * 5}), "rng", "request 2 roles"),
+    "rng without tokens": (lambda k: k.rng.streams.update({9: Stream(0, 0, (1,))}), "rng", "requests"),
+    "tokens without rng": (lambda k: k.rng.streams.pop(1), "rng", "requests"),
+    "rng behind": (
+        lambda k: k.rng.streams.update({2: Stream(0, 0, (3,))}),
+        "rng",
+        "request 2 position",
+    ),
+    "one role ahead": (
+        lambda k: k.rng.streams.update({0: Stream(2, 77, (5, 6, 5, 5))}),
+        "rng",
+        "request 0 position",
+    ),
+    "no role": (lambda k: k.rng.streams.update({2: Stream(0, 0, ())}), "rng", "request 2 roles"),
+    "too many roles": (lambda k: k.rng.streams.update({2: Stream(0, 0, (4, 4))}), "rng", "request 2 roles"),
+    "an unknown law": (lambda k: k.rng.streams.update({2: Stream(3, 0, (4,))}), "rng", "request 2 law"),
+    "a seed of 65 bits": (
+        lambda k: k.rng.streams.update({2: Stream(0, 1 << 64, (4,))}),
+        "rng",
+        "request 2 seed",
+    ),
     "pages of nobody": (
         lambda k: (k.pages.tables.update({9: ((), ())}), k.pages.lengths.update({9: 0})),
         "pages",
@@ -288,3 +303,11 @@ def test_a_token_context_is_history_without_rings(kit):
     ledgers.history.positions.clear()
     with pytest.raises(LedgerCorrupt, match="history"):
         ledgers.check()
+
+
+def test_another_seed_is_found_by_the_digest(kit):
+    ledgers = kit.base()
+    ledgers.rng.streams[0] = Stream(2, 78, (5,) * 4)
+    with pytest.raises(LedgerCorrupt) as error:
+        ledgers.check()
+    assert (error.value.ledger, error.value.field) == ("rng", "digest")

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import attrs
 import pytest
 
+from txdecode.runtime.request import Parameters
+from txdecode.runtime.runtime import Runtime
 from txdecode.runtime.testing import (
     PromiseBroken,
     Setting,
@@ -18,13 +20,15 @@ from txdecode.runtime.testing import (
     programs,
     toy_harness,
 )
-from txdecode.runtime.testing.checks import DEVICE, FOLD, KEPT, ORDER_APPLY, TEXT
+from txdecode.runtime.testing.checks import DEVICE, FOLD, KEPT, LOGPROBS, ORDER_APPLY, TEXT
 from txdecode.state.changes import Advance, Close, Evict
 from txdecode.state.errors import LedgerCorrupt
 from txdecode.state.pages import PagesLedger
 from txdecode.state.reservations import NOTHING, Pools
 from txdecode.state.tokens import TokensLedger
 from txdecode.transactions import coordinator as coordinator_module
+from txdecode.transactions import judge as judge_module
+from txdecode.transactions import record as record_module
 from txdecode.transactions import store as store_module
 from txdecode.transactions import toy as toy_module
 from txdecode.transactions.coordinator import Coordinator
@@ -32,7 +36,7 @@ from txdecode.transactions.events import RequestFinished, RequestPreempted
 from txdecode.transactions.phase import Phase
 from txdecode.transactions.residency import Residency
 from txdecode.transactions.store import Store
-from txdecode.transactions.transaction import Transaction
+from txdecode.transactions.transaction import Transaction, history
 
 Patch = pytest.MonkeyPatch
 Play = Callable[..., None]
@@ -54,6 +58,8 @@ SETTLE: Scenario = (programs.fail_to_settle, VERBS, EXECUTOR)
 STOP: Scenario = (programs.stop_on_the_last_token, VERBS, EXECUTOR)
 LEAVE: Scenario = (programs.leave_a_flight, FUSED, EXECUTOR)
 STALE: Scenario = (programs.preempt_a_flight, FUSED, EXECUTOR)
+SAMPLE: Scenario = (programs.sample, HOSTED, SCRIPTED)
+SAMPLE_CRASH: Scenario = (programs.sample_and_crash, HOSTED, SCRIPTED)
 AT_ONCE: Scenario = (programs.cancel_before_the_first_step, VERBS, EXECUTOR)
 
 
@@ -61,20 +67,22 @@ AT_ONCE: Scenario = (programs.cancel_before_the_first_step, VERBS, EXECUTOR)
 
 
 def recurrent_not_rolled_back(patch: Patch) -> None:
-    kept = Coordinator._kept
+    kept = record_module._kept
 
-    def last_column(self: Coordinator, tx: Transaction, count: int):  # type: ignore[no-untyped-def]
+    def last_column(ledgers, tx: Transaction, count: int):  # type: ignore[no-untyped-def]
         assert tx.outcome is not None
         row = len(tx.outcome.proposal.tokens)
-        return kept(self, tx, count)[0], tuple(columns[row] for columns in tx.plan.columns)
+        return kept(ledgers, tx, count)[0], tuple(columns[row] for columns in tx.plan.columns)
 
-    patch.setattr(Coordinator, "_kept", last_column)
+    patch.setattr(record_module, "_kept", last_column)
 
 
 def rejected_page_kept(patch: Patch) -> None:
-    kept = Coordinator._kept
+    kept = record_module._kept
     patch.setattr(
-        Coordinator, "_kept", lambda self, tx, count: (tx.reservation.pages, kept(self, tx, count)[1])
+        record_module,
+        "_kept",
+        lambda ledgers, tx, count: (tx.reservation.pages, kept(ledgers, tx, count)[1]),
     )
 
 
@@ -135,15 +143,64 @@ def one_draft_too_many(patch: Patch) -> None:
 
 
 def rng_advanced_by_width(patch: Patch) -> None:
-    event = Coordinator._event
+    event = coordinator_module.round_committed
 
-    def wide(self: Coordinator, launch, tx, now):  # type: ignore[no-untyped-def]
-        made = event(self, launch, tx, now)
-        before = self.store.ledgers.rng.positions[tx.request]
+    def wide(ledgers, launch, tx, now):  # type: ignore[no-untyped-def]
+        made = event(ledgers, launch, tx, now)
+        before = ledgers.rng.streams[tx.request].positions
         rng = tuple(position + made.width for position in before)
         return type(made)(*(rng if name == "rng" else getattr(made, name) for name in made.__struct_fields__))
 
-    patch.setattr(Coordinator, "_event", wide)
+    patch.setattr(coordinator_module, "round_committed", wide)
+
+
+def draws_of_the_row_before(patch: Patch) -> None:
+    judge = toy_module.judge
+
+    def early(logits, target, history, drafts, position, proposals=None):  # type: ignore[no-untyped-def]
+        return judge(logits, target, history, drafts, position - bool(drafts), proposals)
+
+    patch.setattr(toy_module, "judge", early)
+
+
+def draws_counted_by_rounds(patch: Patch) -> None:
+    """Offsets that depend on how the text was cut into rounds, as in most engines."""
+    judge = toy_module.ToyExecutor._judge
+
+    def counted(self, plan, proposal):  # type: ignore[no-untyped-def]
+        return judge(self, attrs.evolve(plan, rng=(plan.ordinal, plan.rng[1])), proposal)
+
+    patch.setattr(toy_module.ToyExecutor, "_judge", counted)
+
+
+def penalties_blind_to_drafts(patch: Patch) -> None:
+    adjusted = judge_module.adjusted
+    patch.setattr(judge_module, "adjusted", lambda row, target, past, drafts: adjusted(row, target, past, ()))
+
+
+def penalties_miss_the_pending_token(patch: Patch) -> None:
+    def late(ledgers, request):  # type: ignore[no-untyped-def]
+        made = history(ledgers, request)
+        pending = ledgers.tokens.sequences[request].pending
+        counts = {token: count - (token == pending) for token, count in made.counts.items()}
+        return attrs.evolve(made, counts={token: count for token, count in counts.items() if count})
+
+    patch.setattr(coordinator_module, "history", late)
+
+
+def another_seed_after_a_crash(patch: Patch) -> None:
+    from_event = Parameters.from_event
+
+    def reseeded(event):  # type: ignore[no-untyped-def]
+        made = from_event(event)
+        return attrs.evolve(made, sampling=attrs.evolve(made.sampling, seed=made.sampling.seed ^ 1))
+
+    patch.setattr(Parameters, "from_event", reseeded)
+
+
+def logprobs_lost_in_a_crash(patch: Patch) -> None:
+    resume = Runtime.resume
+    patch.setattr(Runtime, "resume", lambda self, event, parameters, _: resume(self, event, parameters, ()))
 
 
 def rollback_leaks(patch: Patch) -> None:
@@ -276,6 +333,17 @@ BREAKS: dict[str, tuple[Break, Scenario, type[Exception], str]] = {
     "settle a+2 rows": (one_row_too_many, DECODE, PromiseBroken, f"{DEVICE}.*group 'gdn'"),
     "commit a+2 tokens": (one_draft_too_many, DECODE, PromiseBroken, TEXT),
     "rng advanced by W": (rng_advanced_by_width, DECODE, LedgerCorrupt, "ledger 'rng'.*role 'target'"),
+    "draws of the row before": (draws_of_the_row_before, SAMPLE, PromiseBroken, TEXT),
+    "draws counted by rounds": (draws_counted_by_rounds, SAMPLE, PromiseBroken, TEXT),
+    "penalties blind to drafts": (penalties_blind_to_drafts, SAMPLE, PromiseBroken, TEXT),
+    "penalties miss the pending token": (penalties_miss_the_pending_token, SAMPLE, PromiseBroken, TEXT),
+    "another seed after a crash": (
+        another_seed_after_a_crash,
+        SAMPLE_CRASH,
+        AssertionError,
+        "seed .* in the ledger",
+    ),
+    "logprobs lost in a crash": (logprobs_lost_in_a_crash, SAMPLE_CRASH, PromiseBroken, LOGPROBS),
     "rollback leaks": (rollback_leaks, ROLL_BACK, LedgerCorrupt, "ledger 'reservations', open"),
     "finish keeps a page": (page_not_released, DECODE, LedgerCorrupt, "ledger 'pages'.*references"),
     "stale result accepted": (stale_result_accepted, STALE, LedgerCorrupt, "ledger 'tokens'.*epoch"),

@@ -92,15 +92,15 @@ def published_twice(patch: Patch) -> None:
 def recovery_forgets_a_request(patch: Patch) -> None:
     resume = Runtime.resume
 
-    def forgetful(self: Runtime, event, parameters):  # type: ignore[no-untyped-def]
+    def forgetful(self: Runtime, event, parameters, logprobs):  # type: ignore[no-untyped-def]
         if event.request != 1:
-            resume(self, event, parameters)
+            resume(self, event, parameters, logprobs)
 
     patch.setattr(Runtime, "resume", forgetful)
 
 
 def recovery_forgets_the_text(patch: Patch) -> None:
-    patch.setattr(Request, "restore", lambda self, emitted: "")
+    patch.setattr(Request, "restore", lambda self, emitted, logprobs: "")
 
 
 def written_later(patch: Patch) -> None:

@@ -18,6 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from txdecode.runtime.testing import BEHAVIOURS, DISK_FAULTS, VERBS, WHEN, Harness, machine_for, toy_harness
 from txdecode.runtime.testing.faults import possible
 from txdecode.runtime.testing.world import DRAFTS, Draft
+from txdecode.state.rng import LAWS
 from txdecode.transactions.phase import TRANSITIONS, Phase
 
 PROFILES = {
@@ -65,6 +66,7 @@ EVENTS = sorted(
     | {f"style {style}" for style in ("verbs", "fused")}
     | {f"draft {draft}" for draft in ("executor", "scripted", "lookup", "none")}
     | {f"durability {durability}" for durability in ("none", "write", "fsync")}
+    | {f"law {law}" for law in LAWS}
     | {"crash", "crash with cut tail", "recover", "reopen", "journal failed", "note stale result dropped"}
     | {"submit", "submit while others run", "submit refused", "cancel", "preempt", "finish"}
 )

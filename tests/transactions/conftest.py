@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from txdecode.state.ledgers import Ledgers
+from txdecode.state.rng import LAWS, ROLES_OF_LAW
 from txdecode.transactions.clip import ClipRules
 from txdecode.transactions.codec import Framed, decode
 from txdecode.transactions.coordinator import Coordinator
@@ -16,6 +18,7 @@ from txdecode.transactions.executor import Proposal
 from txdecode.transactions.fold import fold
 from txdecode.transactions.residency import Chunk, Residency
 from txdecode.transactions.store import Store
+from txdecode.transactions.target import GREEDY, Target
 from txdecode.transactions.toy import ToyExecutor, expected_audit, plain
 from txdecode.transactions.transaction import Ask, Launch, Transaction, view
 
@@ -87,6 +90,7 @@ class Rig:
         self.vocab_size = self.description.vocab_size
         self.replayed = Ledgers(self.description.groups)
         self._folded = 0
+        self.targets: dict[int, Target] = defaultdict(lambda: GREEDY)
 
     # Sequences.
 
@@ -97,8 +101,14 @@ class Rig:
     def state(self, request: int):
         return self.ledgers.tokens.sequences[request]
 
-    def submit(self, request: int, prompt: Sequence[int], budget: int) -> None:
-        self.residency.submit(RequestSubmitted(request, tuple(prompt), budget, (), 1, {}, 0))
+    def submit(self, request: int, prompt: Sequence[int], budget: int, target: Target = GREEDY) -> None:
+        self.targets[request] = target
+        law = LAWS.index(target.law)
+        self.residency.submit(
+            RequestSubmitted(
+                request, tuple(prompt), budget, (), ROLES_OF_LAW[law], {}, 0, law=law, seed=target.seed
+            )
+        )
 
     def prefill(self, request: int, sizes: Sequence[int] = ()) -> None:
         """Consume all known tokens but the pending one: in chunks of ``sizes``, then at most 16 at once."""
@@ -109,8 +119,15 @@ class Rig:
             chunk = Chunk(request, min(sizes.pop(0) if sizes else 16, left))
             self.residency.prefill([(chunk, self.residency.reserve(chunk))])
 
-    def enter(self, request: int, prompt: Sequence[int], budget: int, sizes: Sequence[int] = ()) -> None:
-        self.submit(request, prompt, budget)
+    def enter(
+        self,
+        request: int,
+        prompt: Sequence[int],
+        budget: int,
+        sizes: Sequence[int] = (),
+        target: Target = GREEDY,
+    ) -> None:
+        self.submit(request, prompt, budget, target)
         self.residency.admit(request)
         self.prefill(request, sizes)
 
@@ -121,7 +138,11 @@ class Rig:
 
     def oracle(self, request: int, count: int = 0) -> list[int]:
         state = self.state(request)
-        return plain(state.prompt, count or state.budget + 16, self.vocab_size)
+        count = count or state.budget + 16
+        return plain(state.prompt, count, self.vocab_size, target=self.targets[request])
+
+    def oracle_of(self, prompt: Sequence[int], count: int, target: Target) -> list[int]:
+        return plain(prompt, count, self.vocab_size, target=target)
 
     # Rounds.
 
@@ -150,9 +171,8 @@ class Rig:
         left = state.budget - len(state.generated) if budget is None else budget
         drafts = len(mask or ()) if drafts is None else drafts
         rules = ClipRules(left, frozenset(stop_ids), stop_text)
-        return Ask(
-            request, min(drafts, left - 1), rules, None if mask is None else self.script(request, mask)
-        )
+        propose = None if mask is None else self.script(request, mask)
+        return Ask(request, min(drafts, left - 1), rules, propose, self.targets[request])
 
     def open(self, *asks: Ask) -> Launch:
         return self.coordinator.open([self.coordinator.begin(ask) for ask in asks])
@@ -203,9 +223,10 @@ class Rig:
         self.conserve(open_rounds)
         self.replay()
         for request, state in self.ledgers.tokens.sequences.items():
-            assert (
-                state.generated == self.oracle(request, max(len(state.generated), 1))[: len(state.generated)]
-            )
+            # The chain law keeps the distribution, not the text.
+            if self.targets[request].law != "chain":
+                text = self.oracle(request, max(len(state.generated), 1))
+                assert state.generated == text[: len(state.generated)]
             if state.resident:
                 expected = expected_audit(state.ids(0, state.consumed), self.executor.page, self.vocab_size)
                 assert self.executor.audit(view(self.ledgers, request)) == expected

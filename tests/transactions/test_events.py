@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 from txdecode.transactions.codec import IGNORABLE, EventUndecodable, decode, encode
 from txdecode.transactions.events import EVENTS, RESERVED, Event, RoundRolledBack, RuntimeNote
 from txdecode.transactions.phase import Phase, Signal
+from txdecode.transactions.target import TokenLogprobs
 
 # Logs are read for years. A number is never given to another event, a version only rises, and a field is
 # only ever added at the end (with a default), together with a new version: extend this table, never edit it.
 FROZEN = {
-    1: ("RequestSubmitted", 1, False, "request prompt budget stop_ids roles parameters time digests"),
+    1: (
+        "RequestSubmitted",
+        2,
+        False,
+        "request prompt budget stop_ids roles parameters time digests law seed",
+    ),
     2: ("RequestAdmitted", 1, False, "request epoch columns slots digests"),
     3: (
         "PrefillCommitted",
@@ -24,10 +30,10 @@ FROZEN = {
     ),
     4: (
         "RoundCommitted",
-        1,
+        2,
         False,
         "request epoch ordinal launch source law drafts width accepted clip emitted path adopted released "
-        "columns rng times digests",
+        "columns rng times digests logprobs",
     ),
     5: ("RoundRolledBack", 1, True, "request epoch ordinal launch phase signal detail"),
     8: ("RequestPreempted", 1, False, "request epoch reason released digests"),
@@ -35,7 +41,12 @@ FROZEN = {
     11: ("RuntimeNote", 1, True, "kind data"),
 }
 
+# Fields of the versions before, where they had fewer.
+EARLIER = {(1, 1): 8, (4, 1): 18}
+
 INTEGER = st.integers(0, (1 << 63) - 1)
+LOGPROB = st.floats(max_value=0, allow_nan=False)
+TOPS = st.lists(st.tuples(INTEGER, LOGPROB), max_size=2).map(tuple)
 IDS = st.lists(INTEGER, max_size=4).map(tuple)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 31), 1 << 31) | st.text(max_size=8),
@@ -61,6 +72,10 @@ BY_FIELD = {
     "parameters": st.dictionaries(st.text(max_size=4), PLAIN, max_size=3),
     "data": st.dictionaries(st.text(max_size=4), PLAIN, max_size=3),
     "digests": st.binary(min_size=40, max_size=40),
+    "seed": st.integers(0, (1 << 64) - 1),
+    "logprobs": st.lists(st.builds(TokenLogprobs, INTEGER, LOGPROB, LOGPROB, TOPS, TOPS), max_size=2).map(
+        tuple
+    ),
 }
 
 
@@ -70,7 +85,7 @@ def instances(event: type[Event]) -> st.SearchStrategy[Event]:
 
 
 def example(event: type[Event]) -> Event:
-    values = {"parameters": {}, "data": {}, "digests": bytes(40)}
+    values = {"parameters": {}, "data": {}, "digests": bytes(40), "seed": 7}
     texts = {"source", "reason", "detail", "kind"}
     tuples = {name for name in BY_FIELD if name not in values and name not in texts}
     return event(
@@ -103,6 +118,18 @@ def test_a_payload_is_an_array_of_the_fields(event):
 def test_round_trip(event):
     assert decode(*encode(event)) == event
     assert type(decode(*encode(event))) is type(event)
+
+
+@pytest.mark.parametrize(("number", "version"), EARLIER)
+def test_earlier_versions_are_read_with_the_defaults_of_what_they_lack(number, version):
+    now = example(EVENTS[number])
+    names = now.__struct_fields__
+    kept, added = names[: EARLIER[number, version]], names[EARLIER[number, version] :]
+    old = decode(number, version, 0, msgspec.msgpack.encode([getattr(now, name) for name in kept]))
+    assert {name: getattr(old, name) for name in kept} == {name: getattr(now, name) for name in kept}
+    assert {name: getattr(old, name) for name in added} == {
+        name: default for name, default in {"law": 0, "seed": 0, "logprobs": ()}.items() if name in added
+    }
 
 
 def test_phases_and_signals_are_written_as_numbers():

@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from txdecode.kernels.models.errors import ModelError
 from txdecode.kernels.models.source import resolve
@@ -27,31 +24,6 @@ def weights() -> Path:
         return resolve("smollm2").path
     except ModelError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer model with a byte tokenizer, in Hugging Face layout."""
-    folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def invoke(*arguments: object, stdin: str | None = None) -> tuple[int, str, str]:
@@ -74,6 +46,7 @@ def test_speculative_and_plain_runs_print_the_same_ids(tmp_path: Path) -> None:
     assert fast["log"] == str(log)
     assert plain["log"] is None
     names = {"prompt_tokens", "rounds", "plain_steps", "drafted", "accepted", "emitted"}
+    assert (fast["seed"], fast["law"], fast["logprobs"]) == (None, None, None)
     assert set(fast["stats"]) == names | {"prefill_s", "decode_s", "tok_s", "host_share"}
     assert fast["stats"]["accepted"] > 0
     assert fast["stats"]["rounds"] < plain["stats"]["rounds"] == plain["stats"]["plain_steps"] == 32

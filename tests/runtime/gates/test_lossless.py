@@ -16,7 +16,8 @@ from txdecode.runtime.gates import lossless
 from txdecode.runtime.gates.lossless import LosslessReport, lossless_gate, plan_batches, scan
 from txdecode.runtime.gates.prompts import BUILT_IN, GatePrompt, read_prompts
 from txdecode.runtime.opening import Opened
-from txdecode.transactions.executor import Outcome, Round
+from txdecode.runtime.sampling import Sampling
+from txdecode.transactions.executor import Outcome, Proposal, Round, RoundPlan
 from txdecode.transactions.toy import ToyExecutor
 
 
@@ -26,7 +27,7 @@ class Letters:
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         return [ord(letter) % 48 for letter in messages[0]["content"]]
 
-    def stop_matcher(self, stops: Sequence[str] = ()) -> Letters:
+    def stop_matcher(self, stops: Sequence[str] = (), after: int = 0) -> Letters:
         return self
 
     def commit(self, ids: Sequence[int]) -> str:
@@ -177,3 +178,40 @@ def test_prompts_are_read_and_refused_by_line(tmp_path: Path) -> None:
     file.write_text("\n")
     with pytest.raises(InvalidRequest, match="no prompts"):
         read_prompts(file)
+
+
+SAMPLED = Sampling(temperature=1.0, top_k=24, repetition_penalty=1.2, frequency_penalty=-0.3)
+
+
+def test_a_sampled_text_is_compared_too() -> None:
+    prompts = [attrs.evolve(prompt, repeats=True) for prompt in PROMPTS]
+    report = lossless_gate(Opened(Shown(), "toy", Letters()), prompts, dtype="-", sampling=SAMPLED)  # type: ignore[arg-type]
+    assert report.passed
+    assert sum(case.accepted for case in report.cases)
+    greedy = run(Shown())
+    assert [case.accepted for case in report.cases] != [case.accepted for case in greedy.cases]
+
+
+def test_a_sampled_text_that_only_a_batch_spoils_fails() -> None:
+    report = lossless_gate(Opened(Shown("text"), "toy", Letters()), PROMPTS, dtype="-", sampling=SAMPLED)  # type: ignore[arg-type]
+    assert not report.passed
+
+
+def test_draws_that_depend_on_the_round_fail() -> None:
+    class ByRounds(Shown):
+        def _judge(self, plan: RoundPlan, proposal: Proposal) -> Outcome:
+            return super()._judge(attrs.evolve(plan, rng=(plan.ordinal, plan.rng[1])), proposal)
+
+    report = lossless_gate(Opened(ByRounds(), "toy", Letters()), PROMPTS, dtype="-", sampling=SAMPLED)  # type: ignore[arg-type]
+    assert not report.passed
+    assert run(ByRounds()).passed
+
+
+def test_the_chain_law_is_not_for_this_gate() -> None:
+    with pytest.raises(InvalidRequest, match="'chain' keeps their distribution alone"):
+        lossless_gate(
+            Opened(Shown(), "toy", Letters()),  # type: ignore[arg-type]
+            PROMPTS,
+            dtype="-",
+            sampling=Sampling(temperature=1.0, law="chain"),
+        )

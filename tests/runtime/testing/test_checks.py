@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 
 from txdecode.runtime.errors import RequestFailed
@@ -15,6 +16,7 @@ from txdecode.runtime.testing.shadow import Line
 from txdecode.state.errors import TxDecodeError
 from txdecode.state.ledgers import Ledgers
 from txdecode.transactions.events import RequestSubmitted
+from txdecode.transactions.target import NO_LOGPROBS, Target, TokenLogprobs
 from txdecode.transactions.toy import ToyExecutor
 
 TEXT = (5, 6, 7, 8)
@@ -38,6 +40,19 @@ def finished(
     return made
 
 
+def free(ids: tuple[int, ...], finish: Any, stop: int = 99) -> Tracked:
+    """A finished request of which only the distribution is fixed."""
+    return attrs.evolve(finished(ids, finish, stop=stop), text=None)
+
+
+def reported(*tokens: int, wanted: int = 0) -> Tracked:
+    """A finished request with logprobs of ``tokens``."""
+    made = tracked(TEXT)
+    entries = tuple(TokenLogprobs(token, -1.0, -1.0) for token in tokens)
+    made.handle.finish(Result(0, TEXT, None, "length", Stats(), logprobs=entries or None))
+    return attrs.evolve(made, target=Target(logprobs=wanted))
+
+
 def failed(**options: Any) -> Tracked:
     made = tracked(TEXT[:1], **options)
     made.handle.fail(RequestFailed(0, "why"))
@@ -58,6 +73,11 @@ KEPT: dict[str, Callable[[], None]] = {
     "by a stop": lambda: end(finished(TEXT, "stop", stop=8)),
     "by a cancel": lambda: end(finished(TEXT[:2], "cancelled", cancelled=True)),
     "by faults": lambda: end(failed(), faults=3),
+    "any text": lambda: checks.check_text(free((1, 2, 3, 4), "length"), (1, 2)),
+    "any text by length": lambda: end(free((1, 2, 3, 4), "length")),
+    "any text by a stop": lambda: end(free((1, 2), "stop", stop=2)),
+    "logprobs of every token": lambda: end(reported(*TEXT)),
+    "no logprobs where none are wanted": lambda: end(reported(wanted=NO_LOGPROBS)),
     "nothing lost": lambda: checks.check_not_lost(0, TEXT[:2], line(TEXT[:3])),
     "nothing to lose": lambda: checks.check_not_lost(0, (), None),
     "a whole round": lambda: checks.check_whole(0, line(TEXT[:3]), line(TEXT, (1, 3, 4))),
@@ -78,6 +98,12 @@ BROKEN: dict[str, tuple[Callable[[], None], str]] = {
     "length for stop": (lambda: end(finished(TEXT, "length", stop=8)), checks.TEXT),
     "stop for length": (lambda: end(finished(TEXT, "stop")), checks.TEXT),
     "unasked": (lambda: end(finished(TEXT[:2], "cancelled")), "only a cancel"),
+    "any text, short": (lambda: end(free((1, 2), "length")), checks.ENDS_WHERE),
+    "any text, past a stop": (lambda: end(free((1, 2, 2, 2), "stop", stop=2)), checks.ENDS_WHERE),
+    "any text, a stop that is none": (lambda: end(free((1, 2), "stop")), checks.TEXT),
+    "logprobs of three of four": (lambda: end(reported(*TEXT[:3])), checks.LOGPROBS),
+    "logprobs of other tokens": (lambda: end(reported(1, 2, 3, 4)), checks.LOGPROBS),
+    "logprobs for nobody": (lambda: end(reported(*TEXT, wanted=NO_LOGPROBS)), checks.LOGPROBS),
     "no faults": (lambda: end(failed()), "only faults"),
     "another result": (lambda: end(finished(TEXT, "length", TEXT[:2])), "the result is what"),
     "lost": (lambda: checks.check_not_lost(0, TEXT[:2], line(TEXT[:1])), checks.LOST),

@@ -151,7 +151,7 @@ def test_possible_faults_are_those_of_the_style() -> None:
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_what_a_scripted_drafter_proposes(behaviour: Any) -> None:
-    drafter = ScriptedDrafter(lambda p, n, s: plain(p, n, 48, s), 48, 64, lambda what: None)
+    drafter = ScriptedDrafter(lambda request, known, n: plain(known, n, 48), 48, 64, lambda what: None)
     tokens = [3, 1, 4]
     text = plain(tokens, 20, 48)
     drafter.begin(0, tokens)
@@ -183,7 +183,7 @@ def test_what_a_scripted_drafter_proposes(behaviour: Any) -> None:
 
 
 def test_a_scripted_drafter_follows_the_text() -> None:
-    drafter = ScriptedDrafter(lambda p, n, s: plain(p, n, 48, s), 48, 64, lambda what: None)
+    drafter = ScriptedDrafter(lambda request, known, n: plain(known, n, 48), 48, 64, lambda what: None)
     text = plain([3, 1, 4], 20, 48)
     drafter.begin(0, [3, 1, 4])
     drafter.commit(0, text[:3])

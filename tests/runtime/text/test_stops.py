@@ -11,20 +11,26 @@ from txdecode.runtime.text import Text
 from txdecode.runtime.text_errors import InvalidStop, TextError
 
 
-def reference(text: Text, ids: list[int], stops: list[str]) -> tuple[int | None, str, str | None]:
-    """By search in the whole text: index of the stopping token, the text to show, the stop string."""
-    stream, lengths, whole = text.stream(), [], ""
-    for token in ids:
+def reference(
+    text: Text, ids: list[int], stops: list[str], after: int = 0
+) -> tuple[int | None, str, str | None]:
+    """By search in the whole text from token ``after`` on: index of the stopping token, the text to show, the stop
+    string."""
+    stream, lengths = text.stream(), []
+    free, whole = stream.push(ids[:after]), ""
+    for token in ids[after:]:
         whole += stream.push([token])
         lengths.append(len(whole))
+    if len(ids) <= after:
+        free += stream.flush()
     whole += stream.flush()
     for end in range(1, len(whole) + 1):
         ending = [stop for stop in stops if whole[:end].endswith(stop)]
         if ending:
             stop = max(ending, key=len)
-            reached = [index for index, length in enumerate(lengths) if length >= end]
-            return (reached[0] if reached else None), whole[: end - len(stop)], stop
-    return None, whole, None
+            reached = [after + index for index, length in enumerate(lengths) if length >= end]
+            return (reached[0] if reached else None), free + whole[: end - len(stop)], stop
+    return None, free + whole, None
 
 
 def run(matcher: StopMatcher, ids: list[int], sizes: list[int]) -> tuple[int | None, list[str]]:
@@ -48,13 +54,13 @@ words_of = st.text("abchel o€😀", max_size=40)
 
 
 @settings(max_examples=400)
-@given(words=words_of, noise=ids_of, stops=stops_of, sizes=sizes_of)
+@given(words=words_of, noise=ids_of, stops=stops_of, sizes=sizes_of, after=st.just(0) | st.integers(0, 20))
 def test_every_split_gives_the_text_before_the_earliest_stop(
-    text: Text, words: str, noise: list[int], stops: list[str], sizes: list[int]
+    text: Text, words: str, noise: list[int], stops: list[str], sizes: list[int], after: int
 ) -> None:
     ids = text.encode(words) + noise
-    index, expected, stop = reference(text, ids, stops)
-    matcher = text.stop_matcher(stops)
+    index, expected, stop = reference(text, ids, stops, after)
+    matcher = text.stop_matcher(stops, after)
     found, shown = run(matcher, ids, sizes)
     assert found == index
     assert "".join(shown) == expected
@@ -216,6 +222,66 @@ def test_a_character_that_completes_only_at_the_end_can_stop(text: Text) -> None
     assert matcher.commit([*text.encode("xa"), text.assets.tokenizer.token_to_id("ðŁ")]) == "x"
     assert matcher.flush() == ""
     assert matcher.stopped == "a\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("after", "index", "shown"),
+    [
+        (0, 1, "a"),
+        (1, 1, "a"),
+        (2, 4, "abca"),
+        (3, 4, "abca"),
+        (4, 4, "abca"),
+        (5, 7, "abcabca"),
+        (8, None, "abcabcabc"),
+    ],
+)
+@pytest.mark.parametrize("sizes", [[1] * 9, [9], [2, 3, 4]])
+def test_nothing_stops_before_so_many_tokens(
+    text: Text, after: int, index: int | None, shown: str, sizes: list[int]
+) -> None:
+    ids = [text.encode(letter)[0] for letter in "abcabcabc"]
+    matcher = text.stop_matcher(["b"], after)
+    found, pieces = run(matcher, ids, sizes)
+    assert (found, "".join(pieces)) == (index, shown)
+    assert matcher.stopped == (None if index is None else "b")
+
+
+def test_a_stop_string_that_began_too_early_does_not_count(text: Text) -> None:
+    ids = [text.encode(letter)[0] for letter in "abab"]
+    assert text.stop_matcher(["ab"], 0).probe(ids) == 1
+    matcher = text.stop_matcher(["ab"], 1)
+    assert matcher.probe(ids) == 3
+    # Text before the border is not held back, whatever it could become.
+    assert matcher.commit(ids[:1]) == "a"
+    assert matcher.commit(ids[1:2]) == "b"
+    assert matcher.probe(ids[2:]) == 1
+    assert matcher.commit(ids[2:]) == ""
+    assert matcher.stopped == "ab"
+
+
+def test_a_special_token_does_not_stop_too_early(text: Text) -> None:
+    ids = [1, *text.encode("a"), 1, *text.encode("b")]
+    matcher = text.stop_matcher(["<|user|>"], 2)
+    assert matcher.probe(ids) == 2
+    assert matcher.commit(ids) == "a"
+    assert matcher.stopped == "<|user|>"
+
+
+def test_what_is_unfinished_at_the_border_is_not_searched_at_the_end(text: Text) -> None:
+    half = text.assets.tokenizer.token_to_id("ðŁ")
+    early, late = text.stop_matcher(["\ufffd"], 1), text.stop_matcher(["\ufffd"], 0)
+    assert (early.commit([half]), early.flush(), early.stopped) == ("", "\ufffd", None)
+    assert (late.commit([half]), late.flush(), late.stopped) == ("", "", "\ufffd")
+
+
+def test_a_fork_counts_for_itself(text: Text) -> None:
+    ids = [text.encode(letter)[0] for letter in "aab"]
+    matcher = text.stop_matcher(["a"], 1)
+    matcher.fork().commit(ids[:1])
+    assert matcher.probe(ids) == 1
+    assert matcher.commit(ids[:1]) == "a"
+    assert matcher.fork().probe(ids) == 0
 
 
 @pytest.mark.parametrize("stops", ["END", [""], ["a", ""], [3], [None]])

@@ -157,3 +157,12 @@ def test_smollm2_spells_every_token_as_the_library(smollm2: Text) -> None:
         assert pieces.of(token).decode("utf-8", "replace") == tokenizer.decode(
             [token], skip_special_tokens=True
         )
+
+
+def test_a_token_by_itself_for_people(text: Text) -> None:
+    token_of = text.assets.tokenizer.token_to_id
+    assert text.token_text(token_of("hello")) == "hello"
+    assert text.token_text(token_of("Ġw")) == " w"
+    assert text.token_text(1) == "<|user|>"
+    assert text.token_text(token_of("ðŁ")) == "\ufffd"
+    assert text.token_text(100_000) == ""
