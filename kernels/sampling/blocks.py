@@ -1,4 +1,4 @@
-"""Finding the few large entries of long rows by the maxima of blocks, which cost one pass with vector instructions."""
+"""Finding the few large entries of long rows by the maxima of blocks: one pass with vector instructions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def block_maxima(values: torch.Tensor) -> torch.Tensor:
     whole = size // BLOCK
     maxima = values.new_empty(rows, -(-size // BLOCK))
     if whole:
-        torch.amax(values[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)), -1, out=maxima[:, :whole])
+        torch.amax(values[:, : whole * BLOCK].view(rows, whole, BLOCK), -1, out=maxima[:, :whole])
     if whole * BLOCK < size:
         torch.amax(values[:, whole * BLOCK :], -1, out=maxima[:, whole])
     return maxima

@@ -79,7 +79,7 @@ def _known_reach(
 ) -> torch.Tensor:
     """For each row a score - log E, fp64, that some id is sure to reach: the best of those that lead the leading
     blocks. ``approximate`` are the words, rounded to fp32."""
-    rows, vocab = logits.shape
+    vocab = logits.shape[1]
     blocks = maxima.topk(min(_LEADING_BLOCKS, maxima.shape[1])).indices
     columns = (blocks.unsqueeze(2) * BLOCK + torch.arange(BLOCK)).clamp_(max=vocab - 1)
     values, inside = logits.gather(1, columns.flatten(1)).view(columns.shape).max(-1)

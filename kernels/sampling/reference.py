@@ -61,18 +61,22 @@ def race(
     """See ``txdecode.kernels.sampling.race``."""
     rows = scores.shape[0]
     names = [list(range(scores.shape[1]))] * rows if ids is None else ids.tolist()
-    winners = []
-    for row, seed, position, named in zip(
-        scores.tolist(), seeds(keys, rows), positions.tolist(), names, strict=True
-    ):
-
-        def draw(
-            role: int, _: int, column: int = 0, seed: int = seed, place: int = position, by: list[int] = named
-        ) -> int:
-            return draws.word(seed, role, place, by[column])
-
-        winners.append(named[accept.race(row, draw, 0)])
+    winners = [
+        named[accept.race(row, _by_column(seed, position, named), 0)]
+        for row, seed, position, named in zip(
+            scores.tolist(), seeds(keys, rows), positions.tolist(), names, strict=True
+        )
+    ]
     return torch.tensor(winners, dtype=torch.int64)
+
+
+def _by_column(seed: int, position: int, named: list[int]) -> draws.Draw:
+    """Words of the ids ``named``, by where they stand."""
+
+    def draw(role: int, row: int, index: int = 0) -> int:
+        return draws.word(seed, role, position + row, named[index])
+
+    return draw
 
 
 def race_of_logits(
@@ -123,7 +127,9 @@ def chain(
         )
         for index, (seed, position) in enumerate(zip(seeds(keys, rounds), positions.tolist(), strict=True))
     ]
-    return torch.tensor([len(path) - 1 for path, _ in verdicts]), torch.tensor([token for _, token in verdicts])
+    return torch.tensor([len(path) - 1 for path, _ in verdicts]), torch.tensor(
+        [token for _, token in verdicts]
+    )
 
 
 def seeds(keys: torch.Tensor, rows: int) -> list[int]:

@@ -18,6 +18,7 @@ from txdecode.runtime.runtime import Runtime
 from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.testing import checks
 from txdecode.runtime.testing.checks import DeviceCheck, Tracked
+from txdecode.runtime.testing.crashes import end_after_loss
 from txdecode.runtime.testing.disk import Disk, DiskFault
 from txdecode.runtime.testing.faults import (
     Behaviour,
@@ -257,7 +258,7 @@ class World:
         self._faults += self.breaker.fired
         size = self.path.stat().st_size
         floor = max(read_header(self.path).size, self.disk.synced)
-        lost = int(cut * (size - floor)) if size > floor else 0
+        lost = size - end_after_loss(self.path, floor, size, cut)
         os.truncate(self.path, size - lost)
         self._recover(lossless=self.setting.durability == "fsync" or (self._ordered and not lost))
         return lost

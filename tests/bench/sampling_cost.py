@@ -103,7 +103,9 @@ def main() -> None:
     chosen = options.parse_args()
     with torch.inference_mode():
         bench = Bench(chosen.model, chosen.dtype, chosen.threads)
-        print(f"{chosen.model} {chosen.dtype}, {chosen.threads} threads, {cpu_name()}, {len(bench.prompt)} tokens")
+        print(
+            f"{chosen.model} {chosen.dtype}, {chosen.threads} threads, {cpu_name()}, {len(bench.prompt)} tokens"
+        )
         print(f"{'law':<38} {'W':>2} {'forward':>8} {'decide':>8} {'share':>7}  accepted")
         history = bench.history()
         for name, target in CASES.items():

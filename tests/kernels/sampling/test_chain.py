@@ -47,7 +47,9 @@ def test_word_for_word(vocab: int, count: int, kind: str) -> None:
         assert accepted.eq(count).all()
     elif count:
         assert accepted.unique().numel() > 1
-    one = chain(targets[3:4], drafts[3:4], None if proposals is None else proposals[3:4], keys[3:4], positions[3:4])
+    one = chain(
+        targets[3:4], drafts[3:4], None if proposals is None else proposals[3:4], keys[3:4], positions[3:4]
+    )
     assert (one[0].item(), one[1].item()) == (accepted[3].item(), tokens[3].item())
 
 
