@@ -53,7 +53,7 @@ _GROUP = "kv"
 
 
 class DenseExecutor:
-    """Greedy decoding of a dense model; see ``txdecode.transactions.executor.Executor`` for the verbs.
+    """Decoding of a dense model on the CPU; see ``txdecode.transactions.executor.Executor`` for the verbs.
 
     ``dtype`` is that of weights, activations, keys and values. ``page_count`` pages of 64 tokens; by default
     enough for ``batch_max`` sequences of 2,048 tokens (or ``context`` if less), fewer where memory is short.

@@ -106,18 +106,35 @@ def _take_up(
     logprobs: dict[int, list[TokenLogprobs]],
 ) -> None:
     unfinished = sorted(runtime.ledgers.tokens.sequences)
+    # Before anything is written: a recovery that is refused leaves the log as it was.
+    parameters = {
+        number: _parameters(runtime, submitted[number], len(logprobs.get(number, ())))
+        for number in unfinished
+    }
     tail = None if journal.tail is None else attrs.asdict(journal.tail)
     runtime.note(RuntimeNote("recovered", {"unfinished": len(unfinished), "torn_tail": tail}))
     for number in unfinished:
         event = submitted[number]
         if runtime.ledgers.tokens.sequences[number].resident:
             runtime.evict(number, "recovered")
-        try:
-            parameters = Parameters.from_event(event)
-        except (KeyError, TypeError, InvalidRequest) as error:
-            raise EventUndecodable(
-                f"request {number}: its recorded parameters cannot be read ({error}); "
-                f"recover the log with the version that wrote it"
-            ) from error
-        runtime.resume(event, parameters, tuple(logprobs.get(number, ())))
+        runtime.resume(event, parameters[number], tuple(logprobs.get(number, ())))
     runtime.start_at(max(submitted, default=-1) + 1)
+
+
+def _parameters(runtime: Runtime, event: RequestSubmitted, logprobs: int) -> Parameters:
+    """What an unfinished request asked for. Raises ``EventUndecodable``, and ``RecoveryRefused`` where it can't be
+    gone on with."""
+    try:
+        parameters = Parameters.from_event(event)
+    except (KeyError, TypeError, InvalidRequest) as error:
+        raise EventUndecodable(
+            f"request {event.request}: its recorded parameters cannot be read ({error}); "
+            f"recover the log with the version that wrote it"
+        ) from error
+    generated = len(runtime.ledgers.tokens.sequences[event.request].generated)
+    if parameters.sampling.logprobs is not None and logprobs != generated:
+        raise RecoveryRefused(f"request {event.request} recorded logprobs", logprobs, generated)
+    capabilities = runtime.description.capabilities
+    if not capabilities.sampling and not parameters.sampling.target(event.stop_ids).plain:
+        raise RecoveryRefused(f"sampling of request {event.request}", parameters.sampling, "greedy only")
+    return parameters

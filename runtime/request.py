@@ -125,6 +125,12 @@ class Request:
             seed=self.target.seed,
         )
 
+    def target_now(self) -> Target:
+        """How the next tokens are chosen: a minimum length that was reached no longer costs anything."""
+        if self.target.min_tokens:
+            self.target = self.target.after(len(self.ids))
+        return self.target
+
     def begin(self) -> None:
         """Derived state starts from the known tokens."""
         self.controller.begin(self.id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -15,7 +14,9 @@ from txdecode.transactions.target import NO_LOGPROBS, Target
 SampledLaw = Literal["coupled", "chain"]
 Bias = tuple[tuple[int, float], ...]
 
-LEAST_TEMPERATURE = 1e-4
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-4, 1e6
+"""Far below and above what changes a text any more, and far from where scores in fp64 end."""
+
 MOST_BIAS = 1e4
 MOST_LOGPROBS = 20
 MOST_COUNT = 2**31 - 1
@@ -69,9 +70,9 @@ _WHOLE = (int,)
 _COUNT = f"an integer from 0 to {MOST_COUNT}"
 _RULES = {
     "temperature": _Rule(
-        f"0 or a finite number of at least {LEAST_TEMPERATURE}",
+        f"0 or a number from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE:.0f}",
         "use 0 for greedy decoding",
-        lambda value: value == 0 or LEAST_TEMPERATURE <= value <= sys.float_info.max,
+        lambda value: value == 0 or LEAST_TEMPERATURE <= value <= MOST_TEMPERATURE,
     ),
     "top_k": _Rule(_COUNT, "use 0 to keep all", lambda value: 0 <= value <= MOST_COUNT, _WHOLE),
     "top_p": _Rule("a number above 0 and at most 1", "use 1 to keep all", lambda value: 0 < value <= 1),
@@ -132,7 +133,7 @@ class Sampling:
     A field that is not given is the checkpoint's (its ``generation_config.json``) where that says something,
     and neutral otherwise. Raises ``InvalidRequest`` (a ``ValueError``) for a value out of its range.
 
-    ``temperature``: 0 is greedy, else at least 1e-4. ``top_k``: that many of the most likely tokens stay, 0 keeps
+    ``temperature``: 0 is greedy, else from 1e-4 to 1e6. ``top_k``: that many of the most likely tokens stay, 0 keeps
     all. ``top_p`` in (0, 1]: the fewest most likely tokens with at least this share stay. ``min_p`` in [0, 1]:
     tokens at least this fraction as likely as the most likely one stay. ``repetition_penalty`` in [0.01, 100]: on
     tokens of prompt and text; 1 is none. ``presence_penalty`` and ``frequency_penalty`` in [-2, 2]: on generated

@@ -173,4 +173,4 @@ class Scheduler:
     def _ask(self, request: Request, drafts: int, left: int) -> Ask:
         # Without a drafter of the host the executor is asked only where it was chosen: it may have one too.
         propose = None if request.learned else request.propose
-        return Ask(request.id, drafts, request.rules(left), propose, request.target)
+        return Ask(request.id, drafts, request.rules(left), propose, request.target_now())

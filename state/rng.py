@@ -67,12 +67,11 @@ class RngLedger:
         r = change.request
         if type(change) is Advance:
             stream = self.get(r)
-            if change.close:
-                return -sum(mix(*cell) for cell in _cells(r, stream))
-            return self._moved(change, stream.positions) if change.round else 0
+            moved = self._moved(change, stream.positions) if change.round else 0
+            return -sum(mix(*cell) for cell in _cells(r, stream)) if change.close else moved
         if type(change) is Submit:
+            _check(r, change.law, change.seed, change.roles)
             fresh = Stream(change.law, change.seed, (len(change.prompt),) * change.roles)
-            _check(r, fresh)
             return sum(mix(*cell) for cell in _cells(r, fresh))
         if type(change) is Close:
             return -sum(mix(*cell) for cell in _cells(r, self.get(r)))
@@ -111,7 +110,7 @@ class RngLedger:
     def check(self) -> None:
         """Every invariant within this ledger; raises ``LedgerCorrupt``."""
         for r, stream in self.streams.items():
-            _check(r, stream)
+            _check(r, stream.law, stream.seed, len(stream.positions))
 
     def snapshot(self) -> dict[str, Any]:
         """Plain data, from which ``restore`` builds an equal ledger."""
@@ -124,12 +123,11 @@ class RngLedger:
         }
 
 
-def _check(request: int, stream: Stream) -> None:
+def _check(request: int, law: int, seed: int, roles: int) -> None:
     where = f"request {request}"
-    if not 0 <= stream.law < len(LAWS):
-        raise LedgerCorrupt(RngLedger.name, f"{where} law", f"0..{len(LAWS) - 1}", stream.law)
-    if not 0 <= stream.seed < 1 << 64:
-        raise LedgerCorrupt(RngLedger.name, f"{where} seed", "64 bits", stream.seed)
-    if len(stream.positions) != ROLES_OF_LAW[stream.law]:
-        expected = ROLES_OF_LAW[stream.law]
-        raise LedgerCorrupt(RngLedger.name, f"{where} roles", expected, len(stream.positions))
+    if not 0 <= law < len(LAWS):
+        raise LedgerCorrupt(RngLedger.name, f"{where} law", f"0..{len(LAWS) - 1}", law)
+    if not 0 <= seed < 1 << 64:
+        raise LedgerCorrupt(RngLedger.name, f"{where} seed", "64 bits", seed)
+    if roles != ROLES_OF_LAW[law]:
+        raise LedgerCorrupt(RngLedger.name, f"{where} roles", ROLES_OF_LAW[law], roles)

@@ -2,7 +2,7 @@
 
 Every law returns the accepted path of rows, beginning with row 0, and the correction or bonus token after it. Row
 i holds what the target says of the token after row i; a round of K drafts has K+1 rows, and draft i is judged by
-row i. Normative text: specs/round.md and specs/rng.md.
+row i. Normative text: specs/sampling.md, and specs/rng.md for the words.
 """
 
 from __future__ import annotations

@@ -49,8 +49,9 @@ def check_outcome(
         )
 
 
-def check_logprobs(request: int, outcome: Outcome, target: Target) -> None:
-    """One entry a candidate where the target wants logprobs, none where it does not; raises ``ExecutorFault``."""
+def check_logprobs(request: int, outcome: Outcome, target: Target, vocab_size: int) -> None:
+    """One entry a candidate where the target wants logprobs, none where it does not, all of it what the log can
+    hold; raises ``ExecutorFault``."""
     found = tuple(entry.token for entry in outcome.logprobs)
     if target.logprobs == NO_LOGPROBS:
         expected: tuple[int, ...] = ()
@@ -61,7 +62,18 @@ def check_logprobs(request: int, outcome: Outcome, target: Target) -> None:
             f"request {request}: expected logprobs of {expected}, the executor returned some of {found}"
         )
     for entry in outcome.logprobs:
-        values = (entry.raw, entry.target, *(value for _, value in (*entry.raw_top, *entry.target_top)))
+        for top in (entry.raw_top, entry.target_top):
+            if type(top) is not tuple or not all(type(pair) is tuple and len(pair) == 2 for pair in top):
+                raise ExecutorFault(f"request {request}: expected alternatives in logprobs as pairs, found {top!r}")
+            if len(top) > target.logprobs:
+                raise ExecutorFault(f"request {request}: {len(top)} logprobs, {target.logprobs} asked")
+        pairs = (*entry.raw_top, *entry.target_top)
+        ids = (entry.token, *(token for token, _ in pairs))
+        if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+            raise ExecutorFault(
+                f"request {request}: logprobs of {ids}: an id outside the vocabulary, or no integer"
+            )
+        values = (entry.raw, entry.target, *(value for _, value in pairs))
         if not all(type(value) is float and value == value for value in values):
             raise ExecutorFault(
                 f"request {request}: logprobs of token {entry.token} are no numbers: {values}"

@@ -107,7 +107,7 @@ class Coordinator:
             (state.known, state.known + width),
             ask.rules.budget,
             ask.target,
-            history(ledgers, ask.request) if ask.target.changes_logits else None,
+            history(ledgers, ask.request, ask.target),
             self._attempt(ask.request, where.epoch),
         )
         tx = Transaction(ask, plan, reservation, before=before)
@@ -269,7 +269,7 @@ class Coordinator:
         """Clip every round before any of them moves on: past Accept a fault can't roll back any more."""
         for tx, outcome in decided:
             check_outcome(tx.request, outcome, tx.proposal, tx.ask.drafts, self.description.vocab_size)
-            check_logprobs(tx.request, outcome, tx.plan.target)
+            check_logprobs(tx.request, outcome, tx.plan.target, self.description.vocab_size)
             tx.outcome = outcome
             tx.proposal = outcome.proposal
             candidates = (*outcome.proposal.tokens[: outcome.accepted], outcome.next_token)

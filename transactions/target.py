@@ -61,6 +61,12 @@ class Target:
         """Whether anything happens to logits before the temperature."""
         return self.penalises or bool(self.bias) or self.min_tokens > 0
 
+    def after(self, generated: int) -> Target:
+        """This target once ``generated`` tokens were generated: without a minimum that has been reached."""
+        if not self.min_tokens or generated < self.min_tokens:
+            return self
+        return attrs.evolve(self, min_tokens=0, held=())
+
     @property
     def filters(self) -> bool:
         """Whether tokens may be left out of the distribution."""

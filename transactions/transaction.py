@@ -115,10 +115,13 @@ def view(ledgers: Ledgers, request: int) -> SequenceView:
     )
 
 
-def history(ledgers: Ledgers, request: int) -> History:
-    """The committed tokens that a round's logits are conditioned on."""
+def history(ledgers: Ledgers, request: int, target: Target) -> History | None:
+    """The committed tokens that a round's logits are conditioned on; ``None`` where they are not."""
+    if not target.changes_logits:
+        return None
     state = ledgers.tokens.sequences[request]
-    return History(state.prompt, dict(state.counts), len(state.generated))
+    counts = dict(state.counts) if target.penalises else {}
+    return History(state.prompt, counts, len(state.generated))
 
 
 def extended(table: PerGroup, reserved: PerGroup) -> PerGroup:

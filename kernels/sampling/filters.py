@@ -18,10 +18,8 @@ from txdecode.transactions.target import Target, nucleus
 _MARGIN = 1e-10
 """Relative to the total of a row, above the error of a sum of 2**18 weights in fp64."""
 
-_SORTED_MAX = 512
-"""More logits of a row than this are not sorted before the bins have thinned them out."""
-
-_BINS, _BINS_PER_UNIT = 128, 4
+_BINS, _BINS_PER_UNIT = 256, 8
+_DEPTH_SLACK = 1e-6
 
 
 @attrs.frozen(eq=False)
@@ -67,41 +65,38 @@ def _reaching_filters(
     logits: torch.Tensor, target: Target
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """All that top-p and min-p could keep, best first: ids, scores, and the total weight of the row [rows, 1]."""
-    rows, vocab = logits.shape
+    rows = logits.shape[0]
     maxima = block_maxima(logits)
-    # The weight of what is below the bound, relative to the largest, is less than what top-p leaves out.
-    floor = torch.full((rows,), target.min_p, dtype=torch.float64)
+    largest_logits = maxima.amax(-1).double()
+    # How far below the best score a kept one can lie.
+    depth = torch.full((rows,), math.inf, dtype=torch.float64)
     total = None
     if target.top_p < 1.0:
-        scores = logits.double().div_(target.temperature)
-        most = maxima.amax(-1, keepdim=True).double().div_(target.temperature)
-        total = scores.sub_(most).exp_().cumsum(-1)[:, -1:]
-        floor = torch.maximum(floor, total.squeeze(1) * ((1.0 - target.top_p) / vocab))
-    bounds = maxima.amax(-1).double() + target.temperature * (floor.log() - 1e-6)
+        below = (largest_logits / target.temperature).unsqueeze(1) - logits.double().div_(target.temperature)
+        weights = below.neg().exp_()
+        total = weights.cumsum(-1)[:, -1:]
+        depth = _depth_of_mass(below, weights, (target.top_p + _MARGIN) * total)
+    if target.min_p > 0.0:
+        depth.clamp_(max=-math.log(target.min_p))
+    bounds = largest_logits - target.temperature * (depth + _DEPTH_SLACK)
     # Rounding to fp32 may raise a bound by half a unit in the last place.
     single = bounds.float()
     single = torch.nextafter(single, torch.full_like(single, -math.inf)).clamp(min=torch.finfo().min)
     ids, values = padded(*reaching(logits, single, maxima), rows)
-    if total is not None and values.shape[1] > _SORTED_MAX:
-        ids, values = _within_bins(ids, values, total, target)
     order = values.sort(dim=-1, descending=True, stable=True)
     return ids.gather(1, order.indices), order.values.double().div_(target.temperature), total
 
 
-def _within_bins(
-    ids: torch.Tensor, values: torch.Tensor, total: torch.Tensor, target: Target
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of ids and logits in the order of ids, those in the best bins that together hold what top-p keeps."""
-    rows = values.shape[0]
-    below = values.amax(-1, keepdim=True).double().sub(values).div_(target.temperature)
-    weights = below.neg().exp_()
-    bins = below.mul_(_BINS_PER_UNIT).clamp_(max=_BINS - 1).long()
-    place = torch.arange(rows).unsqueeze(1) * _BINS + bins
+def _depth_of_mass(below: torch.Tensor, weights: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """For each row a depth [rows] such that scores less far ``below`` the best have at least the mass ``wanted``
+    [rows, 1], found by the masses of bins. ``below`` [rows, vocab], fp64, is overwritten."""
+    rows = below.shape[0]
+    place = below.mul_(_BINS_PER_UNIT).clamp_(max=_BINS - 1).long()
+    place += torch.arange(rows).unsqueeze(1) * _BINS
     masses = torch.bincount(place.flatten(), weights.flatten(), minlength=rows * _BINS).view(rows, _BINS)
-    short = masses.cumsum(-1) < (target.top_p + _MARGIN) * total
-    kept = bins <= short.sum(-1, keepdim=True)
-    row, column = kept.logical_and_(values > -math.inf).nonzero().unbind(1)
-    return padded(row, ids[row, column], values[row, column], rows)
+    short = (masses.cumsum(-1) < wanted).sum(-1)
+    # The last bin has no lower end.
+    return torch.where(short < _BINS - 1, (short + 1) / _BINS_PER_UNIT, math.inf).double()
 
 
 def _kept(

@@ -17,7 +17,7 @@ _WORD_BITS = 32
 _FACTORS = tuple(torch.tensor(MULTIPLIERS[::step]).view(2, 1, 1) for step in (1, -1))
 _STEPS = torch.arange(ROUNDS).view(ROUNDS, 1, 1, 1) * torch.tensor(KEY_STEPS).view(1, 2, 1, 1)
 
-_CHUNK_BLOCKS = 1 << 17
+_CHUNK_BLOCKS = 1 << 16
 """Blocks worked on at once, which bounds the working memory (about 100 bytes a block)."""
 
 _OPENING_ROUNDS = 3

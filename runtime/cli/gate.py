@@ -92,10 +92,8 @@ def lossless(
     nothing to propose. A failing case is run once more before it is reported.
 
     Decoding is greedy unless a temperature is given, and then the text for a seed must be the same; the seed is 0
-    unless one is given. The checkpoint's own sampling defaults do not apply to a greedy run.
+    unless one is given. The checkpoint's own sampling defaults do not apply.
     """
-    if sampling.temperature is None:
-        sampling = attrs.evolve(sampling, temperature=0)
     chosen = BUILT_IN if prompts is None else read_prompts(prompts)
     cap = max_tokens if max_tokens is not None else None if full else 48
     progress = Progress("gate lossless")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,18 @@ _REDRAW_S = 0.1
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on standard output."""
-    click.echo(json.dumps(data, ensure_ascii=False))
+    """One JSON document on standard output; numbers that JSON does not have are strings (``"-inf"``)."""
+    click.echo(json.dumps(_finite(data), ensure_ascii=False, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return str(data)
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return data
 
 
 class Progress:

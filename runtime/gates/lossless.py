@@ -22,6 +22,7 @@ from txdecode.runtime.sampling import Sampling
 from txdecode.transactions.codec import decode
 from txdecode.transactions.events import RequestSubmitted, RoundCommitted
 from txdecode.transactions.executor import Executor, Round, Settlement
+from txdecode.transactions.target import TokenLogprobs
 
 GREEDY = Sampling(temperature=0)
 
@@ -65,7 +66,8 @@ class LogitRecorder:
 @attrs.frozen
 class LosslessCase:
     """One speculative run against the plain one. ``first_difference`` is the index of the first generated token
-    that differs, or ``None``; ``logit_rows`` were compared, ``logit_differences`` of them differed;
+    that differs, or ``None``; ``logit_rows`` were compared, ``logit_differences`` of them differed; logprobs are
+    compared where they are asked for;
     ``misproposed`` counts rounds whose drafts are not what a plain scan of the known tokens finds."""
 
     prompt: str
@@ -79,12 +81,18 @@ class LosslessCase:
     accepted: int
     empty_rounds: int
     misproposed: int
+    logprobs_equal: bool = True
     rerun: bool = False
 
     @property
     def passed(self) -> bool:
         """Whether this case is lossless and the drafter did what it should."""
-        return self.first_difference is None and not self.logit_differences and not self.misproposed
+        return (
+            self.first_difference is None
+            and not self.logit_differences
+            and not self.misproposed
+            and self.logprobs_equal
+        )
 
 
 @attrs.frozen
@@ -110,6 +118,7 @@ class _Run:
     accepted: int
     empty_rounds: int
     misproposed: int
+    logprobs: tuple[TokenLogprobs, ...] | None
 
 
 def plan_batches(
@@ -153,13 +162,15 @@ def lossless_gate(
 
     A batch that fails is run once more before it is reported: a contended run can look like a wrong one.
     ``max_tokens`` caps the prompts' own budgets. ``sampling`` is how every prompt is decoded, with the seed 0 where
-    it has none. Raises ``InvalidRequest`` for the chain law, under which the text may depend on the drafts.
+    it has none; what it leaves open is neutral, whatever the checkpoint says. Raises ``InvalidRequest`` for the
+    chain law, under which the text may depend on the drafts, and for a filter without a temperature.
     """
     if sampling.law == "chain":
         raise InvalidRequest(
             "gate lossless compares texts, and the law 'chain' keeps their distribution alone; leave law out"
         )
-    sampling = sampling if sampling.seed is not None else attrs.evolve(sampling, seed=0)
+    # With every field filled in, a checkpoint has nothing to say any more.
+    sampling = sampling.resolved({}, lambda: 0)
     description = opened.executor.describe()
     batches = plan_batches(prompts, full, description.rows_max - 1, description.batch_max)
     total = len(prompts) + len(batches)
@@ -227,6 +238,7 @@ def _compare(prompt: GatePrompt, length: str, batch: int, plain: _Run, run: _Run
         run.accepted,
         run.empty_rounds,
         run.misproposed,
+        plain.logprobs == run.logprobs,
     )
 
 
@@ -267,6 +279,7 @@ def _decode(
             result.stats.accepted,
             counts.get(result.request, (0, 0))[0],
             counts.get(result.request, (0, 0))[1],
+            result.logprobs,
         )
         for result in results
     ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 import pytest
 
@@ -20,7 +21,7 @@ from txdecode.runtime.journal import (
     iterate,
     read_header,
 )
-from txdecode.runtime.testing import ScriptedDrafter
+from txdecode.runtime.testing import ScriptedDrafter, toy_harness
 from txdecode.transactions.codec import decode, encode
 from txdecode.transactions.events import RequestSubmitted, RoundCommitted, RuntimeNote
 from txdecode.transactions.toy import ToyExecutor, plain
@@ -250,9 +251,11 @@ def test_parameters_that_cannot_be_read_are_refused(written: Path, tmp_path: Pat
         return event
 
     log = rewritten(short, tmp_path / "spoiled.txlog", spoil)
+    content = log.read_bytes()
     for _ in range(2):
         with pytest.raises(EventUndecodable, match="request 0: its recorded parameters cannot be read"):
             Runtime.recover(log, toy())
+    assert log.read_bytes() == content
 
 
 def test_a_log_that_contradicts_itself_is_refused(written: Path, tmp_path: Path) -> None:
@@ -293,3 +296,73 @@ def test_an_executor_without_drafters_cannot_take_up_a_log_with_them(written: Pa
         Runtime.recover(log, toy(accuracy=0))
     assert isinstance(refused.value, TxDecodeError)
     Runtime.recover(log, toy(accuracy=0), draft="none").close()
+
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def test_a_log_of_schema_1_can_be_gone_on_with(tmp_path: Path) -> None:
+    """It knew the temperature 0 alone, and had neither law nor seed."""
+    log = tmp_path / "old.txlog"
+    shutil.copy(GOLDEN / "schema-1.txlog", log)
+    before = replay(log)
+    unfinished = {number for number, said in before.requests.items() if said.finish is None}
+    assert unfinished
+    with Runtime.recover(log, toy_harness(accuracy=6).make()) as runtime:
+        handles = runtime.handles
+        assert handles.keys() == unfinished
+        runtime.run()
+        results = {number: handle.result() for number, handle in handles.items()}
+    submitted = {
+        event.request: event
+        for record in iterate(log)
+        if isinstance(
+            event := decode(record.type, record.version, record.flags, record.payload), RequestSubmitted
+        )
+    }
+    for number, result in results.items():
+        first = submitted[number]
+        assert list(result.ids) == plain(first.prompt, first.budget, 48, frozenset(first.stop_ids))
+        assert result.sampling.temperature == 0
+
+
+def sampled(log: Path, **fields: Any) -> None:
+    """A log of one unfinished sampled request."""
+    with Runtime.open(ToyExecutor(), log=log, draft="none") as runtime:
+        runtime.submit([3, 1, 4], max_tokens=9, sampling={"temperature": 1.0, "seed": 5, **fields})
+        for _ in range(3):
+            runtime.step()
+
+
+def test_an_executor_that_cannot_sample_is_refused_before_anything_is_written(log: Path) -> None:
+    class Plain(ToyExecutor):
+        def describe(self) -> Any:
+            made = super().describe()
+            return attrs.evolve(made, capabilities=attrs.evolve(made.capabilities, sampling=False))
+
+    sampled(log)
+    before = log.read_bytes()
+    with pytest.raises(RecoveryRefused, match="sampling of request 0"):
+        Runtime.recover(log, Plain())
+    assert log.read_bytes() == before
+
+
+def test_logprobs_that_the_log_lost_are_not_made_up(log: Path, tmp_path: Path) -> None:
+    sampled(log, logprobs=1)
+    other = tmp_path / "other.txlog"
+    header = read_header(log)
+    with Journal.create(other, fingerprint=header.fingerprint, configuration=header.configuration) as journal:
+        for record in iterate(log):
+            event = decode(record.type, record.version, record.flags, record.payload)
+            if isinstance(event, RoundCommitted):
+                event = msgspec.structs.replace(event, logprobs=())
+            assert event is not None
+            journal.append([encode(event)])
+    assert replay(other).requests[0].ids
+    with pytest.raises(RecoveryRefused, match="recorded logprobs"):
+        Runtime.recover(other, ToyExecutor())
+    with Runtime.recover(log, ToyExecutor()) as runtime:
+        handle = runtime.handles[0]
+        result = handle.result()
+    assert result.logprobs is not None
+    assert [entry.token for entry in result.logprobs] == list(result.ids)

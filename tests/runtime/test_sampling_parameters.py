@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from txdecode.kernels.sampling import judge
 from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.sampling import Sampling
 from txdecode.transactions.codec import decode, encode
 from txdecode.transactions.events import RuntimeNote
-from txdecode.transactions.target import GREEDY, NO_LOGPROBS, Target
+from txdecode.transactions.target import GREEDY, NO_LOGPROBS, History, Target
 
 INF, NAN = math.inf, math.nan
 HUGE = 10**5000  # Python refuses to write it out.
 
 ACCEPTED: dict[str, list[Any]] = {
-    "temperature": [0, 0.0, -0.0, 1e-4, 1, 2.5, sys.float_info.max],
+    "temperature": [0, 0.0, -0.0, 1e-4, 1, 2.5, 1e6],
     "top_k": [0, 1, 2**31 - 1],
     "top_p": [1e-300, 0.5, 1, 1.0],
     "min_p": [0, 0.0, 0.5, 1],
@@ -53,7 +54,7 @@ WRONG_TYPE = [
     object(),
 ]
 NUMBERS: dict[str, list[Any]] = {
-    "temperature": [-1, -1e-9, 5e-5, 9.9e-5, INF, -INF, HUGE],
+    "temperature": [-1, -1e-9, 5e-5, 9.9e-5, 1.0001e6, 1e31, INF, -INF, HUGE],
     "top_p": [0, 0.0, -0.1, 1.0000001, INF],
     "min_p": [-1e-9, 1.0000001, INF],
     "repetition_penalty": [0, 0.0099, 100.1, -1, INF],
@@ -336,7 +337,7 @@ def test_a_target_of_unresolved_parameters_is_a_programmer_error(name: str) -> N
 def resolved(draw: st.DrawFn) -> Sampling:
     bias = st.floats(-1e4, 1e4) | st.just(-INF) | st.integers(-10000, 10000)
     given = Sampling(
-        draw(st.just(0) | st.floats(1e-4, 1e9) | st.integers(1, 9)),
+        draw(st.just(0) | st.floats(1e-4, 1e6) | st.integers(1, 9)),
         draw(st.none() | st.integers(0, 2**31 - 1)),
         draw(st.none() | st.floats(0, 1, exclude_min=True)),
         draw(st.none() | st.floats(0, 1)),
@@ -397,3 +398,18 @@ def test_a_record_without_a_field_or_without_its_value_is_refused(name: str) -> 
 def test_a_malformed_record_is_refused(data: Any, law: Any, seed: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         Sampling.from_data(data, law, seed)
+
+
+@pytest.mark.parametrize("name", [name for name in ACCEPTED if name not in ("seed", "law", "logprobs")])
+def test_the_kernels_take_every_extreme_that_is_accepted(name: str) -> None:
+    """What passes here must not fail in the middle of a run."""
+    logits = torch.linspace(-30, 30, 3 * 40).reshape(3, 40)
+    for value in ACCEPTED[name]:
+        for law in ("coupled", "chain"):
+            given = {"temperature": 1.0, "law": law, "seed": 2**64 - 1, "logprobs": 3, name: value}
+            if not given["temperature"]:
+                del given["law"]
+            target = Sampling(**given).resolved({}, lambda: 1).target((39,))
+            made = judge(logits, target, History((1, 2), {3: 4}, 4), (39, 39), 2**31)
+            assert 0 <= made.token < 40
+            assert len(made.logprobs) == len(made.path)

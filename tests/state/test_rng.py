@@ -27,6 +27,12 @@ REFUSED = {
     "a seed above 64 bits": (Submit(9, (1,), 1, 1, 1, 1 << 64), "request 9 seed"),
     "a role too few": (advance(0, (5,), (6,) * 3), "request 0 roles"),
     "a role too many": (advance(0, (5,), (6,) * 5), "request 0 roles"),
+    "more roles than memory": (Submit(9, (1,), 1, 1 << 60, 2), "request 9 roles"),
+    "the end at another position": (
+        advance(0, (5,), (6, 7, 6, 6), close=True),
+        "request 0 role 'accept' position",
+    ),
+    "the end with other roles": (advance(0, (5,), (6,), close=True), "request 0 roles"),
     "a position that stays": (advance(0, (5,), (5, 6, 6, 6)), "request 0 role 'target' position"),
     "a position that runs ahead": (advance(0, (5, 5), (7, 8, 7, 7)), "request 0 role 'accept' position"),
 }

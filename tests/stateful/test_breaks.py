@@ -179,8 +179,10 @@ def penalties_blind_to_drafts(patch: Patch) -> None:
 
 
 def penalties_miss_the_pending_token(patch: Patch) -> None:
-    def late(ledgers, request):  # type: ignore[no-untyped-def]
-        made = history(ledgers, request)
+    def late(ledgers, request, target):  # type: ignore[no-untyped-def]
+        made = history(ledgers, request, target)
+        if made is None:
+            return None
         pending = ledgers.tokens.sequences[request].pending
         counts = {token: count - (token == pending) for token, count in made.counts.items()}
         return attrs.evolve(made, counts={token: count for token, count in counts.items() if count})

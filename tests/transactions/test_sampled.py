@@ -227,12 +227,40 @@ def test_an_executor_that_only_knows_the_argmax_is_not_asked_for_more(kit):
         rig.coordinator.begin(rig.ask(1))
 
 
+class Foreign(int):
+    """An integer that the log could not hold as it is."""
+
+
 SPOILED = {
     "none": lambda made: (),
     "one too few": lambda made: made[:-1],
     "of another token": lambda made: (*made[:-1], TokenLogprobs(47 - made[-1].token, -1.0, -1.0)),
     "not a number": lambda made: (*made[:-1], TokenLogprobs(made[-1].token, float("nan"), -1.0)),
     "an integer": lambda made: (*made[:-1], TokenLogprobs(made[-1].token, -1, -1.0)),
+    "an id of another library": lambda made: (
+        *made[:-1],
+        TokenLogprobs(Foreign(made[-1].token), -1.0, -1.0),
+    ),
+    "an alternative past the vocabulary": lambda made: (
+        *made[:-1],
+        TokenLogprobs(made[-1].token, -1.0, -1.0, (), ((48, -1.0),)),
+    ),
+    "an alternative that is a word": lambda made: (
+        *made[:-1],
+        TokenLogprobs(made[-1].token, -1.0, -1.0, (("a", -1.0),)),
+    ),
+    "more alternatives than asked": lambda made: (
+        *made[:-1],
+        TokenLogprobs(made[-1].token, -1.0, -1.0, ((1, -1.0), (2, -1.0))),
+    ),
+    "alternatives in a list": lambda made: (
+        *made[:-1],
+        TokenLogprobs(made[-1].token, -1.0, -1.0, [(1, -1.0)]),
+    ),
+    "an alternative of three": lambda made: (
+        *made[:-1],
+        TokenLogprobs(made[-1].token, -1.0, -1.0, ((1, -1.0, 2),)),
+    ),
     "an alternative that is none": lambda made: (
         *made[:-1],
         TokenLogprobs(made[-1].token, -1.0, -1.0, ((1, float("nan")),)),
@@ -297,6 +325,25 @@ def test_a_wrong_seed_in_the_log_is_found_and_named(kit):
         with pytest.raises(LedgerCorrupt) as error:
             fold(Ledgers(rig.description.groups), replace(submitted, **change))
         assert (error.value.ledger, error.value.field) == ("rng", "digest")
+
+
+def test_a_minimum_that_was_reached_costs_nothing_more():
+    target = attrs.evolve(GREEDY, min_tokens=3, held=(1,))
+    assert [target.after(count).plain for count in (0, 2, 3, 9)] == [False, False, True, True]
+    assert target.after(2) is target
+    assert attrs.evolve(BUSY, min_tokens=0, held=()) == BUSY.after(6)
+
+
+def test_history_has_counts_only_for_penalties(kit):
+    rig = kit.Rig()
+    target = attrs.evolve(COUPLED, bias=((1, 1.0),), min_tokens=3, held=(2,))
+    rig.enter(0, kit.PROMPT, 9, target=target)
+    rig.round(0)
+    launch = rig.open(rig.ask(0))
+    history = launch.transactions[0].plan.history
+    assert (history.counts, history.generated) == ({}, 1)
+    rig.enter(1, kit.PROMPT, 9, target=COUPLED)
+    assert rig.open(rig.ask(1)).transactions[0].plan.history is None
 
 
 def test_history_is_a_snapshot(kit):

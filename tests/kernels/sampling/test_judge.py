@@ -12,6 +12,8 @@ import torch
 
 from txdecode.kernels.sampling import chain as chain_module
 from txdecode.kernels.sampling import judge, reference
+from txdecode.transactions import accept
+from txdecode.transactions.draws import ACCEPT, uniform, word
 from txdecode.transactions.executor import ExecutorFault
 from txdecode.transactions.judge import Judgement
 from txdecode.transactions.target import GREEDY, History, Target
@@ -232,8 +234,6 @@ def test_a_call_too_close_for_vector_arithmetic_goes_to_the_definition(
         calls.append(1)
         return original(*arguments)
 
-    from txdecode.transactions import accept
-
     original = accept.chain
     monkeypatch.setattr(accept, "chain", called)
     before = [judge(logits, target, None, drafts, place) for place in range(30)]
@@ -241,6 +241,27 @@ def test_a_call_too_close_for_vector_arithmetic_goes_to_the_definition(
     monkeypatch.setattr(chain_module, "_MARGIN", 10.0)
     assert [judge(logits, target, None, drafts, place) for place in range(30)] == before
     assert len(calls) == (30 if law == "chain" else 0)
+
+
+def test_an_acceptance_within_rounding_is_that_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proposals made so that v * q(d) equals p(d) but for the last place, where vector exponentials differ."""
+    logits = 2 * torch.randn(2, 300, generator=torch.Generator().manual_seed(6))
+    target = Target(law="chain", seed=4)
+    p = accept.probabilities(logits[0].tolist())
+    rounds = []
+    for position in range(3):
+        for draft in range(300):
+            proposals = torch.full((1, 300), 1e-3, dtype=torch.float64)
+            proposals[0, draft] = p[draft] / uniform(word(4, ACCEPT, position))
+            expected = reference.judge(logits, target, None, [draft], position, proposals)
+            assert judge(logits, target, None, [draft], position, proposals) == expected
+            rounds.append((draft, position, proposals, expected))
+    assert {len(expected.path) for *_, expected in rounds} == {1, 2}
+    monkeypatch.setattr(chain_module, "_MARGIN", -1.0)
+    assert any(
+        judge(logits, target, None, [draft], position, proposals) != expected
+        for draft, position, proposals, expected in rounds
+    )
 
 
 def test_a_draft_stands_where_proposal_and_target_agree() -> None:

@@ -80,6 +80,15 @@ def test_scores_beyond_single_precision(temperature: float) -> None:
     assert fast.race_of_logits(logits, temperature, keys, positions) == expected
 
 
+@pytest.mark.parametrize("temperature", [1e-6 * 1.37**step for step in range(8)])
+def test_single_precision_is_left_where_it_would_lose_the_winner(temperature: float) -> None:
+    """Scores of ten millions, whose last place in fp32 is worth more than the whole race."""
+    keys, positions = addresses(12, 6)
+    logits = torch.full((12, 64), 37.3)
+    expected = reference.race_of_logits(logits, temperature, keys, positions)
+    assert fast.race_of_logits(logits, temperature, keys, positions) == expected
+
+
 def test_many_small_rows() -> None:
     """Also where the only leader drew one of the largest words, which no margin may lose."""
     logits = rows_of("normal", 3000, 5, 11)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from txdecode.runtime import Runtime
 from txdecode.runtime.cli import main
+from txdecode.runtime.cli.render import print_json
 from txdecode.runtime.journal.format import FORMAT_VERSION
 from txdecode.transactions.toy import ToyExecutor, plain
 
@@ -136,3 +138,12 @@ def test_help_names_every_command() -> None:
     assert code == 0
     for command in ("run", "describe", "replay", "log", "gate", "demo"):
         assert f"  {command} " in out
+
+
+def test_numbers_that_json_does_not_have_are_strings(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [math.inf, -math.inf, (1.5, {"b": math.nan})]})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {"a": ["inf", "-inf", [1.5, {"b": "nan"}]]}

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from msgspec import structs
 
 from txdecode.runtime.drafters.prompt_lookup import PromptLookup
 from txdecode.runtime.errors import InvalidRequest
@@ -205,6 +206,47 @@ def test_draws_that_depend_on_the_round_fail() -> None:
     report = lossless_gate(Opened(ByRounds(), "toy", Letters()), PROMPTS, dtype="-", sampling=SAMPLED)  # type: ignore[arg-type]
     assert not report.passed
     assert run(ByRounds()).passed
+
+
+def test_logprobs_are_compared() -> None:
+    class Off(Shown):
+        def _judge(self, plan: RoundPlan, proposal: Proposal) -> Outcome:
+            made = super()._judge(plan, proposal)
+            if len(proposal.tokens) < 2:
+                return made
+            entries = tuple(structs.replace(entry, raw=entry.raw - 1e-12) for entry in made.logprobs)
+            return attrs.evolve(made, logprobs=entries)
+
+    wanted = attrs.evolve(SAMPLED, logprobs=1)
+    opened = Opened(Off(), "toy", Letters())  # type: ignore[arg-type]
+    report = lossless_gate(opened, PROMPTS, dtype="-", sampling=wanted)
+    assert not report.passed
+    assert {case.logprobs_equal for case in report.cases} == {True, False}
+    assert all(case.first_difference is None for case in report.cases)
+    assert lossless_gate(opened, PROMPTS, dtype="-", sampling=SAMPLED).passed
+
+
+def test_a_checkpoint_has_no_say() -> None:
+    class Assets:
+        sampling = {"do_sample": True, "temperature": 1.5, "repetition_penalty": 3.0}
+
+    class Defaults(Letters):
+        assets = Assets()
+
+    seen = []
+
+    class Watching(Shown):
+        def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
+            seen.extend(entry.plan.target for entry in rounds)
+            return super().accept(rounds)
+
+    assert lossless_gate(Opened(Watching(), "toy", Defaults()), PROMPTS[:2], dtype="-").passed  # type: ignore[arg-type]
+    assert all(target.plain for target in seen)
+
+
+def test_a_filter_without_a_temperature_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="top_k has no effect without a temperature"):
+        lossless_gate(Opened(Shown(), "toy", Letters()), PROMPTS, dtype="-", sampling=Sampling(top_k=5))  # type: ignore[arg-type]
 
 
 def test_the_chain_law_is_not_for_this_gate() -> None:
