@@ -146,4 +146,6 @@ def test_numbers_that_json_does_not_have_are_strings(capsys: pytest.CaptureFixtu
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {"a": ["inf", "-inf", [1.5, {"b": "nan"}]]}
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {
+        "a": ["inf", "-inf", [1.5, {"b": "nan"}]]
+    }

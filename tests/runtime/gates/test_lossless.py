@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -228,7 +228,7 @@ def test_logprobs_are_compared() -> None:
 
 def test_a_checkpoint_has_no_say() -> None:
     class Assets:
-        sampling = {"do_sample": True, "temperature": 1.5, "repetition_penalty": 3.0}
+        sampling: ClassVar = {"do_sample": True, "temperature": 1.5, "repetition_penalty": 3.0}
 
     class Defaults(Letters):
         assets = Assets()
