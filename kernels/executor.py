@@ -27,6 +27,7 @@ from txdecode.kernels.models.llama import Limits, LlamaModel, memory_plan
 from txdecode.kernels.models.weights import DenseWeights
 from txdecode.kernels.sampling import judge
 from txdecode.kernels.sampling.argmax import lowest_argmax
+from txdecode.kernels.sampling.reference import NOTHING
 from txdecode.state.groups import StateGroup
 from txdecode.transactions.accept import greedy
 from txdecode.transactions.executor import (
@@ -173,7 +174,13 @@ class DenseExecutor:
         for item in rounds:
             proposal = _proposal(item)
             stop = start + len(proposal.tokens) + 1
-            yield Outcome(proposal, *greedy(proposal.tokens, targets[start:stop]))
+            path, token = greedy(proposal.tokens, targets[start:stop])
+            if token == NOTHING:
+                raise ExecutorFault(
+                    f"request {item.plan.request}: row {path[-1]} of a round has no finite largest logit; "
+                    f"the launch rolls back"
+                )
+            yield Outcome(proposal, path, token)
             start = stop
 
     def _judge(self, item: Round) -> Outcome:
@@ -196,7 +203,7 @@ class DenseExecutor:
             return None
         kept = self._prompts.get(plan.request)
         if kept is None or kept[0] is not plan.history.prompt:
-            kept = plan.history.prompt, torch.tensor(plan.history.prompt)
+            kept = plan.history.prompt, torch.tensor(plan.history.prompt, dtype=torch.int64)
             self._prompts[plan.request] = kept
         return kept[1]
 

@@ -6,11 +6,13 @@ import math
 
 import torch
 
+from txdecode.kernels.sampling.reference import NOTHING
+
 _BLOCK = 256
 
 
 def lowest_argmax(logits: torch.Tensor) -> list[int]:
-    """See ``reference``. ``logits`` is contiguous and holds no NaN.
+    """See ``reference``. ``logits`` is contiguous. A NaN wins both stages, and so is found.
 
     Both stages take the first of equals, which ``torch.max`` documents and tests here hold it to: the
     first block that reaches the maximum, then the first place in that block.
@@ -18,10 +20,16 @@ def lowest_argmax(logits: torch.Tensor) -> list[int]:
     rows, vocab = logits.shape
     block = math.gcd(vocab, _BLOCK)
     if block < 16:
-        whole: list[int] = logits.max(-1).indices.tolist()
-        return whole
+        return _sound(*logits.max(-1))
     blocks = logits.view(rows, vocab // block, block)
     first = blocks.amax(-1).max(-1).indices
-    inside = blocks[torch.arange(rows), first].max(-1).indices
-    ids: list[int] = inside.add_(first, alpha=block).tolist()
-    return ids
+    largest, inside = blocks[torch.arange(rows), first].max(-1)
+    return _sound(largest, inside.add_(first, alpha=block))
+
+
+def _sound(largest: torch.Tensor, ids: torch.Tensor) -> list[int]:
+    found: list[int] = ids.tolist()
+    return [
+        token if math.isfinite(value) else NOTHING
+        for token, value in zip(found, largest.tolist(), strict=True)
+    ]

@@ -12,10 +12,16 @@ from txdecode.transactions import target as distribution
 from txdecode.transactions.judge import Judgement
 from txdecode.transactions.target import History, Target
 
+NOTHING = -1
+"""No id: the choice of a row that has none, and that no draft equals."""
+
 
 def lowest_argmax(logits: torch.Tensor) -> list[int]:
-    """For each row of ``logits`` [rows, vocab] the lowest id among those with the largest value."""
-    return [int((row == row.max()).nonzero()[0]) for row in logits]
+    """For each row of ``logits`` [rows, vocab] the lowest id among those with the largest value; ``NOTHING`` where
+    that is not finite, or a NaN is among them."""
+    return [
+        int((row == row.max()).nonzero()[0]) if bool(torch.isfinite(row.max())) else NOTHING for row in logits
+    ]
 
 
 def judge(

@@ -26,6 +26,8 @@ from txdecode.transactions.executor import (
     Settlement,
     Ticket,
 )
+from txdecode.transactions.judge import judge as definition
+from txdecode.transactions.target import History, Target
 
 MakeWeights = Callable[..., DenseWeights]
 
@@ -356,3 +358,77 @@ def test_threads_are_set_only_when_asked(weights: DenseWeights) -> None:
         assert made.describe().fingerprint["threads"] == str(before + 1)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("logprobs", [-1, 0])
+def test_logits_that_are_no_numbers_fault_whatever_was_asked(made: DenseExecutor, logprobs: int) -> None:
+    prefill(made, (1, 2, 3), (2,))
+    item = Round(attrs.evolve(plan(3, (2,), 4, 2), target=Target(logprobs=logprobs)), Proposal((5,)))
+    made.verify([item])
+    with torch.inference_mode():
+        made.logits_of_last_launch()[0][0, 17] = float("nan")
+    with pytest.raises(ExecutorFault, match="finite"):
+        made.accept([item])
+
+
+def sampled(made: DenseExecutor, target: Target, proposal: Proposal, history: History | None = None) -> Any:
+    item = Round(attrs.evolve(plan(3, (2,), 4, 3), target=target, history=history, rng=(4, 7)), proposal)
+    made.verify([item])
+    return made.accept([item])[0], made.logits_of_last_launch()[0].float()
+
+
+@pytest.mark.parametrize("law", ["coupled", "chain"])
+def test_a_sampled_round_is_what_the_definition_says(made: DenseExecutor, law: Any) -> None:
+    prefill(made, (1, 2, 3), (2,))
+    for seed in range(12):
+        target = Target(law=law, seed=seed, temperature=3.0, top_k=9, logprobs=2)
+        outcome, rows = sampled(made, target, Proposal((5, 6)))
+        expected = definition(rows.tolist(), target, None, (5, 6), 4)
+        assert (outcome.path, outcome.next_token) == (expected.path, expected.token)
+        assert [entry.token for entry in outcome.logprobs] == [entry.token for entry in expected.logprobs]
+
+
+def test_a_drafters_distributions_reach_the_chain_law(made: DenseExecutor) -> None:
+    prefill(made, (1, 2, 3), (2,))
+    vocab = made.describe().vocab_size
+    verdicts = {}
+    for name in ("point", "sampled"):
+        verdicts[name] = []
+        for seed in range(40):
+            target = Target(law="chain", seed=seed, temperature=1.0)
+            _, rows = sampled(made, target, Proposal((5, 6)))
+            q = torch.softmax(rows[:2].double(), -1)
+            proposal = Proposal((5, 6), "x", "sampled", q) if name == "sampled" else Proposal((5, 6))
+            outcome, _ = sampled(made, target, proposal)
+            verdicts[name].append(outcome.path)
+    # Drafts from the target's own distribution are never rejected; copied ones nearly always, at 1 in vocab.
+    assert set(verdicts["sampled"]) == {(0, 1, 2)}
+    assert (0,) in verdicts["point"]
+    assert vocab > 8
+
+
+def test_penalties_are_of_the_prompt_that_the_plan_names(made: DenseExecutor) -> None:
+    """Also where another request had its number before, as after a runtime that was closed."""
+    prefill(made, (1, 2, 3), (2,))
+    target = Target(repetition_penalty=100.0)
+    first, rows = sampled(made, target, Proposal(), History((1, 2, 3), {}, 0))
+    best = int(rows[0].argmax())
+    other, _ = sampled(made, target, Proposal(), History((1, 2, 3, best), {}, 0))
+    assert first.next_token == definition(rows[:1].tolist(), target, History((1, 2, 3), {}, 0), (), 4).token
+    assert other.next_token != best
+    again, _ = sampled(made, target, Proposal(), History((1, 2, 3), {}, 0))
+    assert again.next_token == first.next_token
+    assert made._prompts
+    made.drop(1)
+    assert not made._prompts
+
+
+def test_rows_behind_a_rejection_may_hold_anything(made: DenseExecutor) -> None:
+    prefill(made, (1, 2, 3), (2,))
+    item = Round(plan(3, (2,), 4, 2), Proposal((5,)))
+    made.verify([item])
+    expected = made.accept([item])[0]
+    assert expected.path == (0,)
+    with torch.inference_mode():
+        made.logits_of_last_launch()[0][1] = float("nan")
+    assert made.accept([item])[0] == expected

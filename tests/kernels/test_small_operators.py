@@ -14,6 +14,7 @@ from txdecode.kernels.rotary import reference as plain_rotary
 from txdecode.kernels.rotary.tables import RotaryTable
 from txdecode.kernels.sampling import reference as plain_sampling
 from txdecode.kernels.sampling.argmax import lowest_argmax
+from txdecode.kernels.sampling.reference import NOTHING
 
 BOUNDS = {torch.float32: (2e-6, 2e-6), torch.bfloat16: (2**-7, 1e-3)}
 
@@ -116,6 +117,16 @@ def test_argmax_takes_the_lowest_of_equals(vocab: int, seed: int, levels: int, d
 
 def test_argmax_with_one_row_and_infinities() -> None:
     row = torch.full((1, 512), float("-inf"))
-    assert lowest_argmax(row) == [0]
+    assert lowest_argmax(row) == plain_sampling.lowest_argmax(row) == [NOTHING]
     row[0, [300, 301, 511]] = 2.0
     assert lowest_argmax(row) == [300]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("vocab", [7, 4096])
+def test_argmax_of_what_is_no_number_is_nothing(vocab: int, value: float) -> None:
+    rows = torch.randn(3, vocab, generator=torch.Generator().manual_seed(1))
+    rows[1, vocab - 2] = value
+    found = lowest_argmax(rows)
+    assert found == plain_sampling.lowest_argmax(rows)
+    assert [token == NOTHING for token in found] == [False, True, False]
