@@ -64,7 +64,9 @@ def check_logprobs(request: int, outcome: Outcome, target: Target, vocab_size: i
     for entry in outcome.logprobs:
         for top in (entry.raw_top, entry.target_top):
             if type(top) is not tuple or not all(type(pair) is tuple and len(pair) == 2 for pair in top):
-                raise ExecutorFault(f"request {request}: expected alternatives in logprobs as pairs, found {top!r}")
+                raise ExecutorFault(
+                    f"request {request}: expected alternatives in logprobs as pairs, found {top!r}"
+                )
             if len(top) > target.logprobs:
                 raise ExecutorFault(f"request {request}: {len(top)} logprobs, {target.logprobs} asked")
         pairs = (*entry.raw_top, *entry.target_top)

@@ -26,7 +26,7 @@ class Words:
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - 32 for letter in text]
 
-    def stop_matcher(self, stops: tuple[str, ...] = ()) -> Words:
+    def stop_matcher(self, stops: tuple[str, ...] = (), after: int = 0) -> Words:
         return self
 
     def probe(self, candidates: Any) -> None:
