@@ -232,8 +232,9 @@ class DenseExecutor:
         self._verified.pop(request, None)
         self._prompts.pop(request, None)
 
-    def audit(self, view: SequenceView) -> tuple[AuditEntry, ...]:
-        """A 64-bit digest (blake2b) of keys and values for each layer and page ordinal, committed rows only.
+    def audit(self, view: SequenceView, rows: bool = False) -> tuple[AuditEntry, ...]:
+        """A 64-bit digest (blake2b) of keys and values for each layer and page ordinal, committed rows only; with
+        ``rows`` one for each row before that of its page.
 
         Physical page numbers do not enter.
         """
@@ -241,8 +242,14 @@ class DenseExecutor:
         with _faults("audit"):
             for layer in range(self._description.groups[0].layers):
                 for ordinal in range(-(-view.length // PAGE_ROWS)):
-                    rows = min(view.length - ordinal * PAGE_ROWS, PAGE_ROWS)
-                    data = self._model.cache.page_rows(layer, view.pages[0][ordinal], rows)
+                    start = ordinal * PAGE_ROWS
+                    count = min(view.length - start, PAGE_ROWS)
+                    data = self._model.cache.page_rows(layer, view.pages[0][ordinal], count)
+                    if rows:
+                        entries.extend(
+                            AuditEntry(_GROUP, layer, ordinal, _digest(data[row]), start + row)
+                            for row in range(count)
+                        )
                     entries.append(AuditEntry(_GROUP, layer, ordinal, _digest(data)))
         return tuple(entries)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from txdecode.runtime.journal import SEGMENT_BYTES
 from txdecode.state.groups import StateGroup
 from txdecode.transactions.executor import Description
 
@@ -19,7 +20,8 @@ RNG_LAW = "philox4x32-10/position/1"
 @attrs.frozen
 class Options:
     """How a runtime was opened; recovery opens the same again. ``pages`` are those that the pool got, since what a
-    machine has free differs from day to day. ``eos_ids`` are those of an executor of the caller's own."""
+    machine has free differs from day to day. ``eos_ids`` are those of an executor of the caller's own. The log goes
+    on in a new file past ``segment_bytes``, and the oldest are deleted past ``keep_segments``."""
 
     model: str = ""
     dtype: str = "bf16"
@@ -30,6 +32,8 @@ class Options:
     context: int | None = None
     threads: int | None = None
     eos_ids: tuple[int, ...] = ()
+    segment_bytes: int = SEGMENT_BYTES
+    keep_segments: int | None = None
 
 
 def code_version() -> str:

@@ -18,6 +18,11 @@
       ├─ EventUndecodable                a record that this version cannot read
       ├─ InvalidDraftLength (ValueError)
       ├─ Divergence                      a log and its ledgers part; see txdecode.runtime.replay
+      ├─ NotInLog (LookupError)          a log that does not have what was asked for; see the same
+      ├─ InvalidArgument (ValueError)    what no log could have; see the same
+      ├─ OutputUnavailable               a file that cannot be written; see txdecode.runtime.export
+      ├─ ExecutionDivergence             a log and its execution part; see txdecode.runtime.execution
+      ├─ ExecutionRefused                a log that these kernels cannot run again; see the same
       ├─ PromiseBroken (AssertionError)  a check failed; see txdecode.runtime.testing
       ├─ TestExtraMissing (ImportError)  the state machine without hypothesis; see the same
       ├─ TextError                       see txdecode.runtime.text_errors

@@ -12,7 +12,7 @@ import attrs
 from txdecode.runtime.configuration import Options, fingerprint, to_data
 from txdecode.runtime.drafters.prompt_lookup import PromptLookup
 from txdecode.runtime.errors import InvalidRequest
-from txdecode.runtime.journal import FileStorage, Journal, JournalExists, OpenStorage
+from txdecode.runtime.journal import SEGMENT_BYTES, FileStorage, Journal, JournalExists, OpenStorage
 from txdecode.runtime.policy.controllers import parse
 from txdecode.runtime.text import Text
 from txdecode.state.groups import of_kind
@@ -21,6 +21,8 @@ from txdecode.transactions.transaction import Observer
 
 if TYPE_CHECKING:
     from txdecode.runtime.runtime import Runtime
+
+SEGMENT_BYTES_MIN = 1 << 12
 
 Durability = Literal["none", "write", "fsync"]
 
@@ -55,6 +57,9 @@ def open_runtime(
     eos_ids: Sequence[int] = (),
     observer: Observer | None = None,
     paranoid: bool = False,
+    audit_every: int = 0,
+    segment_bytes: int = SEGMENT_BYTES,
+    keep_segments: int | None = None,
     storage: OpenStorage = FileStorage,
 ) -> Runtime:
     """Open a runtime.
@@ -66,13 +71,21 @@ def open_runtime(
     ``draft``: ``lookup``, ``none``, ``executor`` (its own drafters) or a ``Drafter``. ``draft_len``: 0 to 15,
     ``additive`` or ``additive:CAP``. ``pages``: KV pages in the pool. ``batch_max``: most requests that decode
     together. ``context``: most tokens of a request. ``observer`` is told of every phase transition;
-    ``paranoid`` compares device audits after every rollback. ``storage`` is the port to the log's disk, for tests.
+    ``paranoid`` compares device audits after every rollback. ``audit_every``: after so many rounds of a request its
+    device state is recorded, as digests by layer and page, column or ring; with ``paranoid`` by row too, and it is
+    computed again from the tokens and compared (0: never). ``segment_bytes``: past that size the log goes on
+    in a new file beside it, which begins with a snapshot; ``keep_segments``: how many of them stay (all).
+    ``storage`` is the port to the log's disk, for tests.
 
     Raises ``ModelError``, ``JournalError``, ``InvalidDraftLength``, ``InvalidRequest``, ``CapabilityMissing``.
     """
     from txdecode.runtime.runtime import Runtime
 
     parse(draft_len)
+    check_count("audit_every", audit_every, 0)
+    check_count("segment_bytes", segment_bytes, SEGMENT_BYTES_MIN)
+    if keep_segments is not None:
+        check_count("keep_segments", keep_segments, 1)
     if durability not in get_args(Durability):
         raise InvalidRequest(
             f"durability must be one of {', '.join(get_args(Durability))}, found {durability!r}"
@@ -95,6 +108,8 @@ def open_runtime(
         context,
         threads,
         tuple(eos_ids),
+        segment_bytes,
+        keep_segments,
     )
     journal = None
     if log is not None:
@@ -104,14 +119,27 @@ def open_runtime(
             configuration=to_data(description, options),
             durability=durability,
             overwrite=overwrite,
+            segment_bytes=segment_bytes,
+            keep_segments=keep_segments,
             open_storage=storage,
         )
     try:
-        return Runtime(opened, journal, options, observer=observer, paranoid=paranoid)
+        runtime = Runtime(
+            opened, journal, options, observer=observer, paranoid=paranoid, audit_every=audit_every
+        )
+        if journal is not None:
+            journal.snapshot = runtime.snapshot
+        return runtime
     except Exception:
         if journal is not None:
             journal.close()
         raise
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Raises ``InvalidRequest`` unless ``value`` is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidRequest(f"{name} must be an integer of at least {least}, found {value!r}")
 
 
 def open_model(

@@ -16,7 +16,14 @@ from txdecode.runtime.opening import Durability, Opened, drafter_named, open_mod
 from txdecode.runtime.replay import Folder, options_of
 from txdecode.runtime.request import Parameters
 from txdecode.runtime.runtime import Runtime
-from txdecode.transactions.events import RequestSubmitted, RoundCommitted, RuntimeNote
+from txdecode.transactions.events import (
+    Event,
+    RequestFinished,
+    RequestSubmitted,
+    RoundCommitted,
+    RuntimeNote,
+    Snapshot,
+)
 from txdecode.transactions.executor import Drafter, Executor
 from txdecode.transactions.target import TokenLogprobs
 from txdecode.transactions.transaction import Observer
@@ -33,6 +40,7 @@ def recover_runtime(
     durability: Durability = "write",
     observer: Observer | None = None,
     paranoid: bool = False,
+    audit_every: int = 0,
     storage: OpenStorage = FileStorage,
 ) -> Runtime:
     """Open the runtime that wrote ``log`` again and take up its unfinished requests.
@@ -62,23 +70,35 @@ def recover_runtime(
     )
     _check_same(header, opened, options)
     folder = Folder(header, path)
-    submitted: dict[int, RequestSubmitted] = {}
-    logprobs: dict[int, list[TokenLogprobs]] = {}
+    known = _Known()
 
     def take(record: Record) -> None:
         event = folder.take(record)
-        if isinstance(event, RequestSubmitted):
-            submitted[event.request] = event
-        elif isinstance(event, RoundCommitted) and event.logprobs:
-            logprobs.setdefault(event.request, []).extend(event.logprobs)
+        if event is not None:
+            known.take(event)
 
-    journal = Journal.resume(path, durability=durability, on_record=take, open_storage=storage)
+    journal = Journal.resume(
+        path,
+        durability=durability,
+        on_record=take,
+        segment_bytes=options.segment_bytes,
+        keep_segments=options.keep_segments,
+        open_storage=storage,
+    )
     try:
         folder.ledgers.check()
         runtime = Runtime(
-            opened, journal, options, ledgers=folder.ledgers, observer=observer, paranoid=paranoid
+            opened,
+            journal,
+            options,
+            ledgers=folder.ledgers,
+            observer=observer,
+            paranoid=paranoid,
+            audit_every=audit_every,
         )
-        _take_up(runtime, journal, submitted, logprobs)
+        _take_up(runtime, journal, known)
+        # Not before: until then the store does not know of all that is unfinished.
+        journal.snapshot = runtime.snapshot
     except BaseException:
         journal.close()
         raise
@@ -99,26 +119,52 @@ def _check_same(header: Header, opened: Opened, options: Options) -> None:
             raise RecoveryRefused(f"fingerprint '{field}'", value, now.get(field))
 
 
-def _take_up(
-    runtime: Runtime,
-    journal: Journal,
-    submitted: dict[int, RequestSubmitted],
-    logprobs: dict[int, list[TokenLogprobs]],
-) -> None:
+@attrs.define
+class _Known:
+    """What a log says of its requests beyond the ledgers: how they were submitted, the logprobs of what they
+    generated, the number of the next one."""
+
+    submitted: dict[int, RequestSubmitted] = attrs.Factory(dict)
+    logprobs: dict[int, list[TokenLogprobs]] = attrs.Factory(dict)
+    requests: int = 0
+
+    def take(self, event: Event) -> None:
+        """Follow one event."""
+        if isinstance(event, RoundCommitted):
+            if event.clip:
+                self._end(event.request)
+            elif event.logprobs:
+                self.logprobs.setdefault(event.request, []).extend(event.logprobs)
+        elif isinstance(event, RequestSubmitted):
+            self.submitted[event.request] = event
+            self.requests = max(self.requests, event.request + 1)
+        elif isinstance(event, RequestFinished):
+            self._end(event.request)
+        elif isinstance(event, Snapshot):
+            self.submitted = {entry.submitted.request: entry.submitted for entry in event.unfinished}
+            self.logprobs = {entry.submitted.request: list(entry.logprobs) for entry in event.unfinished}
+            self.requests = event.requests
+
+    def _end(self, request: int) -> None:
+        self.submitted.pop(request, None)
+        self.logprobs.pop(request, None)
+
+
+def _take_up(runtime: Runtime, journal: Journal, known: _Known) -> None:
     unfinished = sorted(runtime.ledgers.tokens.sequences)
     # Before anything is written: a recovery that is refused leaves the log as it was.
     parameters = {
-        number: _parameters(runtime, submitted[number], len(logprobs.get(number, ())))
+        number: _parameters(runtime, known.submitted[number], len(known.logprobs.get(number, ())))
         for number in unfinished
     }
     tail = None if journal.tail is None else attrs.asdict(journal.tail)
     runtime.note(RuntimeNote("recovered", {"unfinished": len(unfinished), "torn_tail": tail}))
     for number in unfinished:
-        event = submitted[number]
+        event = known.submitted[number]
         if runtime.ledgers.tokens.sequences[number].resident:
             runtime.evict(number, "recovered")
-        runtime.resume(event, parameters[number], tuple(logprobs.get(number, ())))
-    runtime.start_at(max(submitted, default=-1) + 1)
+        runtime.resume(event, parameters[number], tuple(known.logprobs.get(number, ())))
+    runtime.start_at(known.requests)
 
 
 def _parameters(runtime: Runtime, event: RequestSubmitted, logprobs: int) -> Parameters:

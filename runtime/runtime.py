@@ -22,6 +22,7 @@ from txdecode.runtime.request import Parameters, Request
 from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.scheduler import Scheduler
 from txdecode.state.ledgers import Ledgers
+from txdecode.transactions.codec import Framed
 from txdecode.transactions.coordinator import Coordinator
 from txdecode.transactions.events import RequestSubmitted, RuntimeNote
 from txdecode.transactions.executor import CapabilityMissing
@@ -48,6 +49,7 @@ class Runtime:
         ledgers: Ledgers | None = None,
         observer: Observer | None = None,
         paranoid: bool = False,
+        audit_every: int = 0,
     ) -> None:
         executor = opened.executor
         description = executor.describe()
@@ -62,7 +64,7 @@ class Runtime:
         self.log: RecordLog = log if log is not None else NullJournal()
         self.ledgers = ledgers if ledgers is not None else Ledgers(description.groups)
         self._coordinator = Coordinator(
-            executor, Store(self.ledgers, self.log), time.perf_counter_ns, observer, paranoid
+            executor, Store(self.ledgers, self.log), time.perf_counter_ns, observer, paranoid, audit_every
         )
         self._residency = Residency(self._coordinator)
         self._scheduler = Scheduler(self._coordinator, self._residency)
@@ -143,6 +145,7 @@ class Runtime:
             event.request, event.prompt, event.budget, frozenset(event.stop_ids), parameters
         )
         emitted = tuple(state.generated)
+        self._coordinator.store.begin(event, logprobs)
         if emitted:
             request.handle.publish(emitted, request.restore(emitted, logprobs))
         request.begin()
@@ -153,6 +156,11 @@ class Runtime:
         """Give back what a request that no round holds has in the ledgers (recovery)."""
         self._residency.evict(request, reason)
 
+    def snapshot(self) -> list[Framed]:
+        """The record from which everything that was committed can be built again: the log's port for the beginning of
+        a new segment."""
+        return self._coordinator.store.snapshot()
+
     def note(self, event: RuntimeNote) -> None:
         """Append a note to the log."""
         self._coordinator.store.note(event)
@@ -160,6 +168,7 @@ class Runtime:
     def start_at(self, number: int) -> None:
         """Number of the next request."""
         self._intake.start_at(number)
+        self._coordinator.store.requests = number
 
     @property
     def handles(self) -> dict[int, Handle]:

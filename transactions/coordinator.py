@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from txdecode.state.errors import LedgerCorrupt
 from txdecode.state.reservations import NOTHING, Reservation
 from txdecode.state.rng import LAWS
+from txdecode.transactions.audit import audit
 from txdecode.transactions.clip import clip
 from txdecode.transactions.codec import printable
 from txdecode.transactions.contract import check_count, check_logprobs, check_outcome, check_proposal
@@ -44,6 +45,8 @@ class Coordinator:
 
     ``interrupts`` holds cancels and preemptions by request: they are honoured at the next border between
     phases. ``paranoid`` compares the device's audit after every rollback with the one before the round.
+    ``audit_every``: after so many rounds of a request a record has the digests of its device state, 0 for never;
+    in ``paranoid`` mode one for each row too, and all are computed again from the tokens and compared.
     ``device_ns`` accumulates the time spent in the executor, by verb.
     """
 
@@ -54,6 +57,7 @@ class Coordinator:
         clock: Clock,
         observe: Observer | None = None,
         paranoid: bool = False,
+        audit_every: int = 0,
     ) -> None:
         self.executor = executor
         self.description = executor.describe()
@@ -61,6 +65,7 @@ class Coordinator:
         self.clock = clock
         self.observe = observe
         self.paranoid = paranoid
+        self.audit_every = audit_every
         self.interrupts: dict[int, Signal] = {}
         self.flights: list[Launch] = []
         self._under_way: set[tuple[int, int]] = set()
@@ -134,6 +139,7 @@ class Coordinator:
     def forget(self, request: int) -> None:
         """The request is over."""
         self._begun.pop(request, None)
+        self.store.end(request)
 
     def open(self, transactions: Sequence[Transaction]) -> Launch:
         """Gather begun rounds into one launch."""
@@ -298,12 +304,18 @@ class Coordinator:
                 kept = Reservation(event.adopted, tuple((column,) for column in event.columns))
                 store.pools.close(tx.reservation, kept)
                 store.pools.give(Reservation((), held.columns))
+                if tx.logprobs:
+                    store.unfinished[tx.request][1].extend(tx.logprobs)
             else:
                 store.pools.close(tx.reservation, NOTHING)
                 store.pools.give(held)
                 self.forget(tx.request)
             tx.signal(Signal.COMMITTED, self.observe)
             self._end(tx, Signal.COMMITTED)
+        if self.audit_every:
+            for tx in rounds:
+                if tx.clip == "none" and not tx.dirty and not (tx.plan.ordinal + 1) % self.audit_every:
+                    audit(self.executor, store, tx.request, recompute=self.paranoid)
 
     def _settle(self, rounds: list[Transaction]) -> None:
         start = self.clock()

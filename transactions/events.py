@@ -2,7 +2,7 @@
 
 Numbers, never reused: 1 RequestSubmitted, 2 RequestAdmitted, 3 PrefillCommitted, 4 RoundCommitted,
 5 RoundRolledBack, 6 PrefixPublished (reserved), 7 PrefixEvicted (reserved), 8 RequestPreempted,
-9 RequestFinished, 10 Snapshot (reserved), 11 RuntimeNote. Normative text: specs/events.md.
+9 RequestFinished, 10 Snapshot, 11 RuntimeNote, 12 StateAudited. Normative text: specs/events.md.
 """
 
 from __future__ import annotations
@@ -139,6 +139,38 @@ class RequestFinished(Event, array_like=True, frozen=True):
     digests: bytes = b""
 
 
+class Unfinished(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What recovery needs of an unfinished request beyond the ledgers: its first event (digests left empty), and
+    logprobs of what it has generated."""
+
+    submitted: RequestSubmitted
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Snapshot(Event, array_like=True, frozen=True):
+    """All committed state: ledgers as plain data, and every unfinished request. The first record of a segment that
+    can be read without the segments before it. ``requests`` numbers the next request."""
+
+    NUMBER = 10
+    ledgers: dict[str, Any]
+    unfinished: tuple[Unfinished, ...]
+    requests: int
+    digests: bytes = b""
+
+
+class StateAudited(Event, array_like=True, frozen=True):
+    """Digests of the device state of a request that has consumed ``consumed`` tokens, after round ``ordinal``:
+    ``entries`` are group, layer, index (page ordinal, or 0), row (position, or -1 for the whole), digest."""
+
+    NUMBER = 12
+    IGNORABLE = True
+    request: int
+    epoch: int
+    ordinal: int
+    consumed: int
+    entries: tuple[tuple[str, int, int, int, int], ...]
+
+
 class RuntimeNote(Event, array_like=True, frozen=True):
     """Something worth knowing that changes no ledger: a recovery, a dropped result, a clean close."""
 
@@ -158,8 +190,10 @@ EVENTS: dict[int, type[Event]] = {
         RoundRolledBack,
         RequestPreempted,
         RequestFinished,
+        Snapshot,
         RuntimeNote,
+        StateAudited,
     )
 }
 
-RESERVED = {6: "PrefixPublished", 7: "PrefixEvicted", 10: "Snapshot"}
+RESERVED = {6: "PrefixPublished", 7: "PrefixEvicted"}

@@ -198,12 +198,14 @@ class Ticket:
 
 @attrs.frozen
 class AuditEntry:
-    """Digest of one piece of committed device state: ``index`` is a page ordinal, or 0."""
+    """Digest of one piece of committed device state: ``index`` is a page ordinal, or 0; ``row`` is the position of
+    one row, or -1 for all of the piece."""
 
     group: str
     layer: int
     index: int
     digest: int
+    row: int = -1
 
 
 class Executor(Protocol):
@@ -241,9 +243,10 @@ class Executor(Protocol):
     def drop(self, request: int) -> None:
         """The request holds no state any more (finished or preempted)."""
 
-    def audit(self, view: SequenceView) -> tuple[AuditEntry, ...]:
-        """Digests of the committed state of a sequence: a function of its consumed tokens alone, so
-        physical page, column and slot numbers must not enter."""
+    def audit(self, view: SequenceView, rows: bool = False) -> tuple[AuditEntry, ...]:
+        """Digests of the committed state of a sequence, by page, column and ring: a function of its consumed
+        tokens alone, so physical page, column and slot numbers must not enter. With ``rows`` also one for every
+        row that the state has."""
 
 
 class Drafter(Protocol):

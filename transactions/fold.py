@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from txdecode.state.changes import Admit, Advance, Change, Close, Evict, Submit
-from txdecode.state.digest import LEDGERS, PACKED_SIZE, pack, unpack
+from txdecode.state.digest import LEDGERS, PACKED_SIZE, Digests, pack, unpack
 from txdecode.state.errors import LedgerCorrupt
 from txdecode.state.ledgers import Delta, Ledgers
 from txdecode.state.tokens import TokenState
@@ -16,6 +16,7 @@ from txdecode.transactions.events import (
     RequestPreempted,
     RequestSubmitted,
     RoundCommitted,
+    Snapshot,
 )
 
 
@@ -93,17 +94,38 @@ def fold(ledgers: Ledgers, event: Event) -> Delta | None:
 
     Raises ``LedgerCorrupt`` naming the ledger and the field; the ledgers are then as before the event.
     """
+    if type(event) is Snapshot:
+        _fold_snapshot(ledgers, event)
+        return None
     wanted = change(event)
     if wanted is None:
         return None
     check_event(ledgers, event)
     delta = ledgers.delta(wanted)
-    recorded: bytes = event.digests  # type: ignore[attr-defined]
-    if recorded != pack(delta.digests):
-        if len(recorded) != PACKED_SIZE:
-            raise LedgerCorrupt("tokens", "digests", f"{PACKED_SIZE} bytes", f"{len(recorded)} bytes")
-        for name, expected, found in zip(LEDGERS, unpack(recorded), delta.digests, strict=True):
-            if expected != found:
-                raise LedgerCorrupt(name, "digest", f"{expected:016x} (recorded)", f"{found:016x} (folded)")
+    _check_digests(event.digests, delta.digests)  # type: ignore[attr-defined]
     ledgers.apply(delta)
     return delta
+
+
+def _check_digests(recorded: bytes, folded: Digests) -> None:
+    if recorded == pack(folded):
+        return
+    if len(recorded) != PACKED_SIZE:
+        raise LedgerCorrupt("tokens", "digests", f"{PACKED_SIZE} bytes", f"{len(recorded)} bytes")
+    for name, expected, found in zip(LEDGERS, unpack(recorded), folded, strict=True):
+        if expected != found:
+            raise LedgerCorrupt(name, "digest", f"{expected:016x} (recorded)", f"{found:016x} (folded)")
+
+
+def _fold_snapshot(ledgers: Ledgers, event: Snapshot) -> None:
+    """A snapshot begins ledgers that are empty; of others it must say what they are."""
+    if ledgers.tokens.sequences:
+        _check_digests(event.digests, ledgers.digests)
+        return
+    fresh = Ledgers(ledgers.groups)
+    try:
+        fresh.restore(event.ledgers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LedgerCorrupt("tokens", "snapshot", "the content of five ledgers", str(error)) from error
+    _check_digests(event.digests, fresh.digests)
+    ledgers.restore(event.ledgers)

@@ -42,6 +42,7 @@ class Residency:
     def submit(self, event: RequestSubmitted) -> None:
         """The request becomes known."""
         self.store.commit([event])
+        self.store.begin(event)
 
     def admit(self, request: int) -> None:
         """The request becomes resident at length 0; raises ``LedgerExhausted`` with nothing taken."""

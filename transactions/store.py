@@ -11,8 +11,9 @@ from txdecode.state.digest import pack
 from txdecode.state.ledgers import Delta, Ledgers
 from txdecode.state.reservations import Pools
 from txdecode.transactions.codec import Framed, encode
-from txdecode.transactions.events import Event
+from txdecode.transactions.events import Event, RequestSubmitted, Snapshot, Unfinished
 from txdecode.transactions.fold import change, check_event
+from txdecode.transactions.target import TokenLogprobs
 
 
 class Log(Protocol):
@@ -24,12 +25,15 @@ class Log(Protocol):
 
 
 class Store:
-    """Committed state with its log."""
+    """Committed state with its log. ``unfinished`` are the requests that the log has not ended, as they were
+    submitted, with the logprobs of what they generated; ``requests`` is the number of the next one."""
 
     def __init__(self, ledgers: Ledgers, log: Log) -> None:
         self.ledgers = ledgers
         self.pools = Pools(ledgers)
         self.log = log
+        self.unfinished: dict[int, tuple[RequestSubmitted, list[TokenLogprobs]]] = {}
+        self.requests = 0
 
     def prepare(self, events: Sequence[Event]) -> tuple[list[Delta], list[Framed]]:
         """Deltas and records of a batch over distinct sequences, digests filled in; changes nothing.
@@ -55,6 +59,23 @@ class Store:
         self.log.append(records)
         for delta in deltas:
             self.ledgers.apply(delta)
+
+    def begin(self, event: RequestSubmitted, logprobs: Sequence[TokenLogprobs] = ()) -> None:
+        """A request is known from here on."""
+        self.unfinished[event.request] = event, list(logprobs)
+        self.requests = max(self.requests, event.request + 1)
+
+    def end(self, request: int) -> None:
+        """A request is over."""
+        self.unfinished.pop(request, None)
+
+    def snapshot(self) -> list[Framed]:
+        """The record from which all committed state can be built again."""
+        unfinished = tuple(
+            Unfinished(event, tuple(logprobs)) for _, (event, logprobs) in sorted(self.unfinished.items())
+        )
+        ledgers = self.ledgers
+        return [encode(Snapshot(ledgers.snapshot(), unfinished, self.requests, pack(ledgers.digests)))]
 
     def note(self, event: Event) -> None:
         """Append an event that changes no ledger."""

@@ -314,8 +314,8 @@ class ToyExecutor:
 
     # Audit.
 
-    def audit(self, view: SequenceView) -> tuple[AuditEntry, ...]:
-        """Digests of the committed state, by page, column and ring."""
+    def audit(self, view: SequenceView, rows: bool = False) -> tuple[AuditEntry, ...]:
+        """Digests of the committed state, by page, column and ring, and by row."""
         n, (slot,) = view.length, view.slots
         entries = []
         for g, (name, pool, first) in enumerate((("kv", self.kv, 0), ("pairs", self.pairs, 1))):
@@ -323,10 +323,16 @@ class ToyExecutor:
                 start = index * self.page
                 digest = 0
                 for position in range(max(start, first), min(start + self.page, n)):
-                    digest = toy_hash(digest, pool[page][position - start], position)
+                    value = toy_hash(0, pool[page][position - start], position)
+                    digest = toy_hash(digest, value, position)
+                    if rows:
+                        entries.append(AuditEntry(name, 0, index, value, position))
                 entries.append(AuditEntry(name, 0, index, digest))
         state = self._read(view)
         entries.append(AuditEntry("gdn", 0, 0, state.recurrent))
+        if rows:
+            window = enumerate(state.window, n - CONV_WINDOW)
+            entries.extend(AuditEntry("conv", 0, 0, raw, position) for position, raw in window)
         entries.append(AuditEntry("conv", 0, 0, toy_hash(*state.window)))
         entries.append(AuditEntry("ngram", 0, 0, toy_hash(state.context[0], state.context[1], 0)))
         entries.append(AuditEntry("tail", 0, 0, self.tails[slot] if n else 0))

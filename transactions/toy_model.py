@@ -117,7 +117,7 @@ def expected_audit(tokens: Sequence[int], page: int, vocab_size: int) -> tuple[A
         for index in range(-(-len(tokens) // page)):
             digest = 0
             for position in range(max(index * page, first), min(index * page + page, len(tokens))):
-                digest = toy_hash(digest, values[position], position)
+                digest = toy_hash(digest, toy_hash(0, values[position], position), position)
             entries.append(AuditEntry(name, 0, index, digest))
     entries.append(AuditEntry("gdn", 0, 0, state.recurrent))
     entries.append(AuditEntry("conv", 0, 0, toy_hash(*state.window)))

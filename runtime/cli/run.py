@@ -60,6 +60,13 @@ _INTERRUPTED = 130
     "--log", type=click.Path(path_type=Path), metavar="FILE", help="Write the event log to this file."
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing log.")
+@click.option(
+    "--audit-every",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Record digests of the device state after every N rounds, for 'log bisect'.",
+)
 @click.option("--context", type=click.IntRange(min=2), help="Most tokens of prompt and text together.")
 @threads_option
 @json_option
@@ -76,6 +83,7 @@ def run(
     sampling: Sampling,
     log: Path | None,
     overwrite: bool,
+    audit_every: int,
     context: int | None,
     threads: int | None,
     as_json: bool,
@@ -105,6 +113,7 @@ def run(
         draft_len=draft_length(draft_len),
         log=log,
         overwrite=overwrite,
+        audit_every=audit_every,
         context=context,
         threads=threads,
         batch_max=1,

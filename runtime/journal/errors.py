@@ -50,10 +50,10 @@ class JournalVersionError(JournalError):
 
 
 class JournalCorrupt(JournalError):
-    """The journal is damaged at byte ``offset``.
+    """A journal is damaged at byte ``offset`` of the file ``path``, the segment named ``segment``.
 
-    ``sequence`` is the number of the record expected there (``None``: the file header), ``reason`` what is
-    wrong. Everything before ``offset`` was checked and is sound.
+    ``sequence`` is the number of the record expected there (``None``: the segment's header), ``reason`` what is
+    wrong. Everything before that place was checked and is sound.
     """
 
     def __init__(self, path: Path, offset: int, sequence: int | None, reason: str) -> None:
@@ -63,13 +63,14 @@ class JournalCorrupt(JournalError):
             f"journal '{path}' is damaged at byte {offset} ({place}): {reason}; "
             f"look at what can be read with 'txdecode log inspect'",
         )
+        self.segment = path.name
         self.offset = offset
         self.sequence = sequence
         self.reason = reason
 
 
 class JournalExists(JournalError):
-    """A new journal would overwrite a file of ``size`` bytes."""
+    """A new journal would overwrite one whose segments, ``path`` and its like, have ``size`` bytes."""
 
     def __init__(self, path: Path, size: int) -> None:
         super().__init__(
@@ -101,7 +102,8 @@ class JournalUnavailable(JournalError):
 class JournalFailed(JournalError):
     """A write or sync failed, so what the file holds at its end is unknown and nothing more is appended.
 
-    ``operation`` is ``write``, ``fsync``, ``truncate`` or ``interrupt``, ``reason`` the system's answer.
+    ``operation`` is ``write``, ``fsync``, ``truncate``, ``create``, ``lock``, ``remove`` or ``interrupt``, ``reason``
+    the system's answer.
     """
 
     def __init__(self, path: Path, operation: str, reason: str) -> None:

@@ -2,14 +2,16 @@
 
 ::
 
-    file    = header record*
+    journal = segment+
+    segment = header record*
     header  = magic 8 | version u16 | reserved u16 | map length u32 | crc u32 | map | crc u32
     record  = marker u8 | type u8 | version u8 | flags u8 | length u32 | sequence u64 | crc u32
               | payload | chain 8 | crc u32
 
 All integers are little-endian. A record's first checksum covers the 16 bytes before it, its last one the
 payload and the chain. The chain is BLAKE2b-64 over the chain before, the 20 header bytes and the payload;
-before record 0 stands the BLAKE2b-64 of the whole file header.
+before the first record of a segment stands the BLAKE2b-64 of the segment's whole header, and that header holds
+the chain digest after the last record of the segment before.
 
 Why the last checksum comes after the chain: a record whose checksums are right was then written to its
 last byte, so a wrong chain or sequence in it is never the trace of a crash.
@@ -18,9 +20,10 @@ last byte, so a wrong chain or sequence in it is never the trace of a crash.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Annotated, Literal
 from zlib import crc32
 
 import attrs
@@ -31,7 +34,8 @@ from txdecode.runtime.journal.errors import JournalCorrupt, JournalVersionError,
 # The high first byte and the CR LF show at once a file that went through a text-mode copy.
 MAGIC = b"\x89TXLOG\r\n"
 FORMAT_VERSION = 1
-FEATURES: frozenset[str] = frozenset()
+SEGMENTS = "segments"
+FEATURES: frozenset[str] = frozenset({SEGMENTS})
 SALT_SIZE = 16
 HEADER_MAP_MAX = 1 << 20
 
@@ -53,15 +57,32 @@ Entry = tuple[int, int, int, bytes]
 _PREFIX = struct.Struct("<8sHHI")
 _HEAD = struct.Struct("<cBBBIQ")
 _CRC = struct.Struct("<I")
+HEAD = struct.Struct("<cBBBIQI")
+TAIL = struct.Struct("<8sI")
 PREFIX_SIZE = _PREFIX.size + _CRC.size
 
 
-class _HeaderMap(msgspec.Struct, frozen=True):
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Chain = Annotated[bytes, msgspec.Meta(min_length=CHAIN_SIZE, max_length=CHAIN_SIZE)]
+
+NO_CHAIN = bytes(CHAIN_SIZE)
+
+HeaderState = Literal["empty", "torn", "foreign", "whole"]
+"""``torn``: what a crash can leave of a header. ``foreign``: nothing that a writer of headers leaves."""
+
+
+# Defaults are left out, so that a journal of one segment keeps the bytes it had before there were segments.
+class _HeaderMap(msgspec.Struct, frozen=True, omit_defaults=True):
     required: tuple[str, ...]
     optional: tuple[str, ...]
     fingerprint: dict[str, str]
     configuration: dict[str, object]
     salt: bytes
+    segment: _Count = 0
+    first_sequence: _Count = 0
+    chain_before: _Chain = NO_CHAIN
+    base: bool = False
+    opening: _Count = 0
 
 
 _MAP_DECODER = msgspec.msgpack.Decoder(_HeaderMap)
@@ -69,13 +90,32 @@ _MAP_ENCODER = msgspec.msgpack.Encoder()
 
 
 @attrs.frozen
+class Place:
+    """Where a segment stands in its journal.
+
+    ``segment`` is its number, ``first_sequence`` that of its first record, ``chain_before`` the chain digest after
+    the last record of the segment before (zeros for segment 0). The first ``opening`` records were written
+    together with the header; with ``base`` they rebuild everything that the segments before led to.
+    """
+
+    segment: int = 0
+    first_sequence: int = 0
+    chain_before: bytes = NO_CHAIN
+    base: bool = False
+    opening: int = 0
+
+
+FIRST = Place()
+
+
+@attrs.frozen
 class Header:
-    """The file header.
+    """The header of a segment.
 
     ``required`` names features that a reader must know, ``optional`` those that it may ignore.
     ``fingerprint`` is what must agree for equal bits, ``configuration`` what the run was opened with
-    (anything MessagePack holds). ``size`` is the length of the header in bytes, ``chain`` the digest that
-    the chain of record 0 starts from.
+    (anything MessagePack holds). ``place`` says which segment of the journal this is. ``size`` is the length of
+    the header in bytes, ``chain`` the digest that the chain of the segment's first record starts from.
     """
 
     version: int
@@ -86,10 +126,11 @@ class Header:
     salt: bytes
     size: int
     chain: bytes
+    place: Place = FIRST
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One checked record. ``offset`` is that of its first byte in the file, ``chain`` its chain digest.
+    """One checked record. ``offset`` is that of its first byte in its segment, ``chain`` its chain digest.
 
     A msgspec struct because replay makes one a record: built in a sixth of the time of a frozen class.
     """
@@ -115,9 +156,22 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 @attrs.frozen
 class TornTail:
-    """The end of a write that a crash cut short: ``size`` bytes from ``offset`` to the end of the file."""
+    """The end of a write that a crash cut short: ``size`` bytes from ``offset`` to the end of file ``segment``."""
 
     offset: int
+    size: int
+    reason: str
+    segment: str
+
+
+@attrs.frozen
+class UnfinishedRotation:
+    """A last segment that a crash left without its header or its opening records: nothing was appended to it.
+
+    ``segment`` is the file's name, ``size`` its length in bytes.
+    """
+
+    segment: str
     size: int
     reason: str
 
@@ -131,15 +185,32 @@ def encode_header(
     fingerprint: Mapping[str, str],
     configuration: Mapping[str, object],
     salt: bytes,
-    required: Iterable[str] = (),
-    optional: Iterable[str] = (),
+    required: Sequence[str] = (),
+    optional: Sequence[str] = (),
     version: int = FORMAT_VERSION,
+    place: Place = FIRST,
 ) -> bytes:
-    """The bytes of a file header. ``salt`` has 16 random bytes, so that no two journals share a chain."""
+    """The bytes of a segment's header. ``salt`` has 16 random bytes, so that no two journals share a chain.
+
+    A segment after the first requires the feature ``segments``, which is added here.
+    """
     assert len(salt) == SALT_SIZE, len(salt)
+    assert len(place.chain_before) == CHAIN_SIZE, place
+    needed = (SEGMENTS,) if place.segment and SEGMENTS not in required else ()
     assert all(isinstance(item, str) for pair in fingerprint.items() for item in pair), fingerprint
     body = _MAP_ENCODER.encode(
-        _HeaderMap(tuple(required), tuple(optional), dict(fingerprint), dict(configuration), salt)
+        _HeaderMap(
+            (*required, *needed),
+            tuple(optional),
+            dict(fingerprint),
+            dict(configuration),
+            salt,
+            place.segment,
+            place.first_sequence,
+            place.chain_before,
+            place.base,
+            place.opening,
+        )
     )
     assert len(body) <= HEADER_MAP_MAX, len(body)
     prefix = _PREFIX.pack(MAGIC, version, 0, len(body))
@@ -202,7 +273,31 @@ def decode_header(data: bytes, path: Path) -> Header:
         salt=found.salt,
         size=size,
         chain=chain_digest(data[:size]),
+        place=Place(found.segment, found.first_sequence, found.chain_before, found.base, found.opening),
     )
+
+
+def header_state(data: bytes) -> HeaderState:
+    """What stands at the beginning of a file, told by its first bytes (the whole header, if the file has it).
+
+    A write that a crash cut short or tore leaves the bytes that were written, or zeros where they were not.
+    ``whole`` says that the checksums are right, not that ``decode_header`` can read it.
+    """
+    if not data:
+        return "empty"
+    if any(byte and byte != magic for byte, magic in zip(data, MAGIC, strict=False)):
+        return "foreign"
+    if len(data) < PREFIX_SIZE or data[: len(MAGIC)] != MAGIC:
+        return "torn"
+    if _CRC.unpack_from(data, _PREFIX.size)[0] != crc32(data[: _PREFIX.size]):
+        return "torn"
+    _, version, _, length = _PREFIX.unpack_from(data)
+    if version != FORMAT_VERSION or length > HEADER_MAP_MAX:
+        return "whole"
+    end = PREFIX_SIZE + int(length)
+    if len(data) < end + _CRC.size or _CRC.unpack_from(data, end)[0] != crc32(data[PREFIX_SIZE:end]):
+        return "torn"
+    return "whole"
 
 
 def frame(entries: Iterable[Entry], sequence: int, chain: bytes) -> tuple[bytes, bytes]:
@@ -246,8 +341,3 @@ def unframe(buffer: bytes, index: int, length: int, offset: int) -> Record | Non
         return None
     _, kind, version, flags, _, sequence = _HEAD.unpack_from(buffer, index)
     return Record(sequence, kind, version, flags, buffer[start:end], offset, buffer[end : end + CHAIN_SIZE])
-
-
-def expected_chain(buffer: bytes, index: int, length: int, before: bytes) -> bytes:
-    """The chain digest that the record at ``index`` must carry after the chain ``before``."""
-    return blake2b(before + buffer[index : index + HEAD_SIZE + length], digest_size=CHAIN_SIZE).digest()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from txdecode.runtime.journal.errors import JournalUnavailable
+
 
 class Storage(Protocol):
     """One open file that only grows at its end. Every verb may raise ``OSError``."""
@@ -21,14 +23,20 @@ class Storage(Protocol):
         """Cut the file to ``size`` bytes; the next write goes there."""
 
     def sync_directory(self) -> None:
-        """Return once the file's name is on the disk."""
+        """Return once the names in the file's folder are on the disk: of new files, and without removed ones."""
+
+    def remove(self, path: Path) -> None:
+        """Take the name of another file, ``path``, out of the same folder."""
 
     def close(self) -> None:
         """Close the file and give up its lock."""
 
 
 OpenStorage = Callable[[int, Path], Storage]
-"""Makes the storage of an open, locked file descriptor, which it then owns, and its path."""
+"""Makes the storage of an open, locked file descriptor, which it then owns, and its path; called for every segment.
+
+It may raise ``OSError``, and then does not own the descriptor.
+"""
 
 
 class FileStorage:
@@ -60,6 +68,22 @@ class FileStorage:
         finally:
             os.close(folder)
 
+    def remove(self, path: Path) -> None:
+        """One ``unlink``."""
+        os.unlink(path)
+
     def close(self) -> None:
         """One ``close``."""
         os.close(self._descriptor)
+
+
+def storage_of(open_storage: OpenStorage, descriptor: int, path: Path) -> Storage:
+    """The storage of a file that is there. Raises ``JournalUnavailable``, with the descriptor closed."""
+    try:
+        return open_storage(descriptor, path)
+    except OSError as error:
+        os.close(descriptor)
+        raise JournalUnavailable(path, "open", error.strerror or str(error)) from error
+    except BaseException:
+        os.close(descriptor)
+        raise

@@ -21,7 +21,8 @@ class Disk:
 
     ``before_write`` is called before an append reaches the file, ``after_write`` with every part that did.
     ``synced`` is the length of the file that a crash of the machine leaves untouched; syncs are noted and not
-    performed.
+    performed. ``path`` is the file that takes appends, the newest segment; a rotation opens the next one while the
+    one before is still open.
 
     Faults of a write: ``refused`` (nothing is written), ``torn`` (half of it), ``whole`` (all of it, and the
     call fails all the same), ``short`` (half of it, and the call says so: no failure). ``fsync`` fails a sync.
@@ -33,16 +34,18 @@ class Disk:
         self._before_write = before_write
         self._after_write = after_write
         self._tell = tell
-        self._file: FileStorage | None = None
+        self._files: deque[FileStorage] = deque()
         self._faults: deque[tuple[DiskFault, int]] = deque()
         self._continued = False
+        self.path: Path | None = None
         self.size = 0
         self.synced = 0
 
     def open(self, descriptor: int, path: Path) -> Disk:
-        """Take over an open file."""
-        assert self._file is None, "one file at a time"
-        self._file = FileStorage(descriptor, path)
+        """Take over an open file, which takes the writes from now on."""
+        assert len(self._files) < 2, "a rotation has two files open, nothing has more"
+        self._files.append(FileStorage(descriptor, path))
+        self.path = path
         self.size = self.synced = os.fstat(descriptor).st_size
         self._continued = False
         return self
@@ -56,8 +59,8 @@ class Disk:
         self._faults.clear()
 
     def crash(self) -> None:
-        """The process is gone: the file is closed as it is."""
-        if self._file is not None:
+        """The process is gone: its files are closed as they are."""
+        while self._files:
             self.close()
 
     def _due(self, kinds: tuple[DiskFault, ...]) -> DiskFault | None:
@@ -71,8 +74,7 @@ class Disk:
         return fault
 
     def _put(self, data: bytes) -> None:
-        assert self._file is not None
-        written = self._file.write(data)
+        written = self._files[-1].write(data)
         assert written == len(data), "the test's own disk is full"
         self.size += written
         self._after_write(data)
@@ -103,16 +105,18 @@ class Disk:
 
     def truncate(self, size: int) -> None:
         """Cut the file."""
-        assert self._file is not None
-        self._file.truncate(size)
+        self._files[-1].truncate(size)
         self.size = size
         self.synced = min(self.synced, size)
 
     def sync_directory(self) -> None:
         """Nothing to do for a file that no machine crash will take."""
 
+    def remove(self, path: Path) -> None:
+        """Take away another file."""
+        path.unlink()
+
     def close(self) -> None:
-        """Close the file and give up its lock."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        """Close the file that was opened first and give up its lock: in a rotation, the segment before."""
+        if self._files:
+            self._files.popleft().close()

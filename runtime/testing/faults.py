@@ -132,9 +132,9 @@ class Breaker:
         """As the executor does."""
         self.inner.drop(request)
 
-    def audit(self, view: SequenceView) -> tuple[AuditEntry, ...]:
+    def audit(self, view: SequenceView, rows: bool = False) -> tuple[AuditEntry, ...]:
         """As the executor does."""
-        return self.inner.audit(view)
+        return self.inner.audit(view, rows) if rows else self.inner.audit(view)
 
 
 Behaviour = Literal[

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from txdecode.runtime.journal import SEGMENT_BYTES
 from txdecode.runtime.policy.controllers import DRAFT_MAX
 from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.testing.disk import DISK_FAULTS, DiskFault
@@ -76,6 +77,8 @@ def _settings(drafts: Sequence[Draft]) -> st.SearchStrategy[Setting]:
         draft_len=st.one_of(st.sampled_from(("additive", "additive:15")), st.integers(0, DRAFT_MAX)),
         durability=st.sampled_from(("write", "fsync", "none")),
         paranoid=st.booleans(),
+        segment_bytes=st.sampled_from((SEGMENT_BYTES, 4096)),
+        audit_every=st.sampled_from((0, 0, 1, 5)),
     )
 
 

@@ -220,6 +220,18 @@ def sample_by_chain(world: World) -> None:
     world.finish()
 
 
+def rotate(world: World) -> None:
+    """The log goes on in new files, and the process dies between them. Small segments."""
+    for tokens in (3, 8, 13):
+        submit(world, tokens, 40, sampling=SAMPLED[0])
+    world.step(12)
+    world.crash()
+    submit(world, 18, 40)
+    world.step(9)
+    world.reopen()
+    world.finish()
+
+
 PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
@@ -242,5 +254,6 @@ PROGRAMS: dict[str, Program] = {
         sample,
         sample_and_crash,
         sample_by_chain,
+        rotate,
     )
 }

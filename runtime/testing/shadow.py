@@ -8,7 +8,15 @@ from pathlib import Path
 import attrs
 
 from txdecode.runtime.journal import Record, iterate
-from txdecode.runtime.journal.format import FRAMING, HEAD_SIZE, head_length, unframe
+from txdecode.runtime.journal.format import (
+    FRAMING,
+    HEAD_SIZE,
+    MAGIC,
+    PREFIX_SIZE,
+    head_length,
+    header_size,
+    unframe,
+)
 from txdecode.runtime.replay import Folder
 from txdecode.runtime.testing.faults import Tell
 from txdecode.runtime.testing.promises import PromiseBroken, keep
@@ -22,6 +30,7 @@ from txdecode.transactions.events import (
     RequestSubmitted,
     RoundCommitted,
     RuntimeNote,
+    Snapshot,
 )
 
 
@@ -43,6 +52,7 @@ class Shadow:
         self.lines: dict[int, Line] = {}
         # What was told when it was written is not told again.
         self._tell: Tell = lambda what: None
+        self._path = path
         self._buffer = b""
         reader = iterate(path)
         self._folder = Folder(reader.header, path)
@@ -66,6 +76,13 @@ class Shadow:
         buffer = self._buffer + data
         index = 0
         while len(buffer) - index >= HEAD_SIZE:
+            if buffer.startswith(MAGIC, index):
+                # The log goes on in a new segment, whose header comes with its first records.
+                size = header_size(buffer[index : index + PREFIX_SIZE], self._path)
+                if len(buffer) - index < size:
+                    break
+                index += size
+                continue
             length = head_length(buffer, index)
             keep(length is not None, "the log is a sequence of records", f"{buffer[index : index + 20]!r}")
             assert length is not None
@@ -106,6 +123,8 @@ class Shadow:
                     "only the youngest makes room",
                     detail,
                 )
+        elif isinstance(event, Snapshot):
+            self._tell("rotated")
         elif isinstance(event, RuntimeNote):
             self._tell(f"note {event.kind}")
 

@@ -3,7 +3,6 @@ after each of it. The state machine drives it; so can a plain script."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Literal, get_args
 import attrs
 
 from txdecode.runtime.errors import InvalidRequest, JournalError, RuntimeClosed
-from txdecode.runtime.journal import Durability, read_header
+from txdecode.runtime.journal import SEGMENT_BYTES, Durability
 from txdecode.runtime.replay import replay
 from txdecode.runtime.runtime import Runtime
 from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.testing import checks
 from txdecode.runtime.testing.checks import DeviceCheck, Tracked
-from txdecode.runtime.testing.crashes import end_after_loss
+from txdecode.runtime.testing.crashes import lose
 from txdecode.runtime.testing.disk import Disk, DiskFault
 from txdecode.runtime.testing.faults import (
     Behaviour,
@@ -49,6 +48,8 @@ class Setting:
     draft_len: int | str = "additive"
     durability: Durability = "write"
     paranoid: bool = False
+    segment_bytes: int = SEGMENT_BYTES
+    audit_every: int = 0
 
 
 class World:
@@ -80,6 +81,8 @@ class World:
             draft_len=setting.draft_len,
             durability=setting.durability,
             paranoid=setting.paranoid,
+            audit_every=setting.audit_every,
+            segment_bytes=setting.segment_bytes,
             observer=self._observe,
             storage=self.disk.open,
         )
@@ -256,10 +259,8 @@ class World:
         self._runtime = None
         self.disk.crash()
         self._faults += self.breaker.fired
-        size = self.path.stat().st_size
-        floor = max(read_header(self.path).size, self.disk.synced)
-        lost = size - end_after_loss(self.path, floor, size, cut)
-        os.truncate(self.path, size - lost)
+        assert self.disk.path is not None
+        lost = lose(self.path, self.disk.path, self.disk.synced, cut)
         self._recover(lossless=self.setting.durability == "fsync" or (self._ordered and not lost))
         return lost
 
@@ -312,6 +313,7 @@ class World:
                     draft=self._drafter() if self.setting.draft == "scripted" else None,
                     durability=self.setting.durability,
                     paranoid=self.setting.paranoid,
+                    audit_every=self.setting.audit_every,
                     observer=self._observe,
                     storage=self.disk.open,
                 )

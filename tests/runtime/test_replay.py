@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from txdecode.runtime import Divergence, Runtime, TxDecodeError, replay
+from txdecode.runtime import Divergence, Runtime, Sampling, TxDecodeError, replay
 from txdecode.runtime.errors import EventUndecodable
 from txdecode.runtime.journal import Entry, Journal, JournalCorrupt, iterate, read_header
+from txdecode.runtime.journal.segments import segment_path
+from txdecode.runtime.replay import Histories, InvalidArgument, NotInLog
 from txdecode.state.digest import LEDGERS
 from txdecode.state.errors import LedgerCorrupt
 from txdecode.state.pages import PagesLedger
@@ -27,6 +29,8 @@ from txdecode.transactions.events import (
     RequestPreempted,
     RequestSubmitted,
     RoundCommitted,
+    RoundRolledBack,
+    Snapshot,
 )
 from txdecode.transactions.toy import ToyExecutor, plain
 
@@ -135,7 +139,8 @@ def test_divergence_names_record_ledger_and_field(name: str, written: Path, tmp_
     assert f"record {sequence} ({kind.__name__}, request {error.request}" in text
     assert f"txdecode replay {log} --until {sequence}" in text
     # Up to the record before it the log is right.
-    assert replay(log, until=sequence - 1).records == sequence
+    if sequence:
+        assert replay(log, until=sequence - 1).records == sequence
 
 
 @pytest.mark.parametrize("ledger", LEDGERS)
@@ -273,3 +278,207 @@ def test_replay_loads_no_kernels(written: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# Segments and snapshots.
+
+
+def run_in_segments(log: Path, **options: Any) -> Path:
+    """Requests that live through rotations, with a preemption; 4 KiB a segment."""
+    executor = ToyExecutor(accuracy=6)
+    with Runtime.open(
+        executor, log=log, draft="executor", draft_len=3, segment_bytes=4096, **options
+    ) as runtime:
+        first = runtime.submit([3, 1, 4, 1, 5], max_tokens=100)
+        for _ in range(5):
+            runtime.step()
+        runtime.preempt(first)
+        for number in range(12):
+            runtime.submit([number, 2, 6], max_tokens=20 + number)
+        runtime.run()
+    return log
+
+
+def files(log: Path) -> list[int]:
+    """Numbers of the segments that are there."""
+    return [number for number in range(100) if segment_path(log, number).exists()]
+
+
+def test_a_log_of_segments_folds_as_one(tmp_path: Path) -> None:
+    log = run_in_segments(tmp_path / "run.txlog")
+    assert len(files(log)) > 2
+    report = replay(log)
+    assert report.first_sequence == 0
+    assert report.events["Snapshot"] == len(files(log)) - 1
+    assert report.checked == report.records - report.events["RuntimeNote"]
+    assert report.requests[0].ids == plain([3, 1, 4, 1, 5], 100, 48)
+    assert report.requests[0].first_round == 0
+    assert {history.finish for history in report.requests.values()} == {"length"}
+
+
+def test_a_log_whose_beginning_was_dropped(tmp_path: Path) -> None:
+    whole = replay(run_in_segments(tmp_path / "whole.txlog"))
+    log = run_in_segments(tmp_path / "run.txlog", keep_segments=2)
+    assert len(files(log)) == 2
+    assert 0 not in files(log)
+    report = replay(log)
+    assert report.first_sequence > 0
+    assert report.first_sequence + report.records == whole.records
+    assert report.digests == whole.digests
+    begun = {n: h for n, h in report.requests.items() if h.first_round}
+    assert begun
+    for number, history in report.requests.items():
+        expected = whole.requests[number]
+        for name in ("ids", "finish", "rounds", "emitted", "prompt_tokens", "preemptions", "law", "seed"):
+            assert getattr(history, name) == getattr(expected, name), (number, name)
+        assert (history.drafted < expected.drafted) == (number in begun)
+        assert history.first_round < history.rounds
+    with pytest.raises(NotInLog, match=f"begins with record {report.first_sequence}"):
+        replay(log, until=report.first_sequence - 1)
+    assert replay(log, until=report.first_sequence).events == {"Snapshot": 1}
+    with pytest.raises(NotInLog, match="no request 0 in"):
+        replay(log, request=0)
+    assert not any(history.ids for history in replay(log, ids=False).requests.values())
+
+
+def test_a_preemption_before_the_beginning_is_counted(tmp_path: Path) -> None:
+    log = tmp_path / "run.txlog"
+    with Runtime.open(ToyExecutor(), log=log, draft="none", segment_bytes=4096, keep_segments=1) as runtime:
+        handle = runtime.submit([1, 2], max_tokens=150)
+        runtime.step()
+        runtime.preempt(handle)
+        runtime.run()
+    history = replay(log).requests[0]
+    assert (history.preemptions, history.finish) == (1, "length")
+    assert history.first_round > 1
+
+
+Twist = Callable[[Snapshot], dict[str, Any]]
+
+LIES: dict[str, tuple[Twist, str, str]] = {
+    "of tokens": (
+        lambda e: {"ledgers": {**e.ledgers, "tokens": {}}},
+        "tokens",
+        "snapshot",
+    ),
+    "of pages": (lambda e: {"ledgers": {**e.ledgers, "pages": {}}}, "pages", "snapshot"),
+    "of a ledger left out": (
+        lambda e: {"ledgers": {n: v for n, v in e.ledgers.items() if n != "rng"}},
+        "rng",
+        "snapshot",
+    ),
+    "of the unfinished": (lambda e: {"unfinished": ()}, "tokens", "snapshot's unfinished requests"),
+    "of digests": (lambda e: {"digests": bytes(40)}, "tokens", "digest"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_snapshot_must_say_what_the_records_before_it_led_to(name: str, tmp_path: Path) -> None:
+    twist, ledger, field = LIES[name]
+    written = run_in_segments(tmp_path / "run.txlog")
+    sequence = where(written, Snapshot)
+
+    def lie(number: int, event: Any) -> list[Entry]:
+        return [encode(msgspec.structs.replace(event, **twist(event)) if number == sequence else event)]
+
+    with pytest.raises(Divergence) as found:
+        replay(rewritten(written, tmp_path / "lie.txlog", lie))
+    assert (found.value.sequence, found.value.ledger, found.value.field) == (sequence, ledger, field)
+    assert "(Snapshot) diverges" in str(found.value)
+
+
+# What is collected.
+
+
+def test_one_request_alone(written: Path) -> None:
+    whole = replay(written)
+    report = replay(written, request=1)
+    assert report.requests == {1: whole.requests[1]}
+    assert (report.records, report.checked, report.digests) == (whole.records, whole.checked, whole.digests)
+    assert report.totals.requests == 1
+    with pytest.raises(NotInLog, match=r"no request 7 in records 0 to \d+"):
+        replay(written, request=7)
+    with pytest.raises(NotInLog, match="no request 1 in records 0 to 0"):
+        replay(written, request=1, until=0)
+    assert replay(written, request=1, keep=0).requests == report.requests
+
+
+def test_without_ids_the_text_is_counted_only(written: Path) -> None:
+    whole, report = replay(written), replay(written, ids=False)
+    for number, history in report.requests.items():
+        assert history.ids == []
+        assert history.emitted == len(whole.requests[number].ids) > 0
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 100])
+def test_finished_requests_are_dropped_beyond_keep(keep: int, tmp_path: Path) -> None:
+    log = run_in_segments(tmp_path / "run.txlog")
+    whole, report = replay(log), replay(log, keep=keep)
+    assert len(report.requests) == min(keep, 13)
+    assert report.totals == whole.totals
+    assert whole.totals.requests == 13
+    assert whole.totals.emitted == sum(len(history.ids) for history in whole.requests.values())
+    assert whole.totals.finished == {"length": 13}
+    assert {n: whole.requests[n] for n in report.requests} == report.requests
+
+
+def test_unfinished_requests_are_never_dropped(written: Path) -> None:
+    report = replay(written, keep=0, until=6)
+    assert len(report.requests) == 2
+    assert report.totals.finished == {}
+
+
+def test_what_a_fold_holds_does_not_grow_with_the_log(written: Path) -> None:
+    events = [decode(r.type, r.version, r.flags, r.payload) for r in iterate(written)]
+    histories = Histories(ids=False, keep=2)
+    for turn in range(50):
+        for event in events:
+            assert event is not None
+            if hasattr(event, "request"):
+                event = msgspec.structs.replace(event, request=event.request + 2 * turn)  # type: ignore[call-arg]
+            histories.take(event)
+        assert len(histories.requests) == 2
+        assert not any(history.ids for history in histories.requests.values())
+    assert histories.totals.requests == 100
+    assert histories.totals.finished == {"length": 50, "cancelled": 50}
+
+
+def test_what_is_told_of_a_request_after_its_end() -> None:
+    histories = Histories(keep=1)
+    for number in range(3):
+        histories.take(RequestSubmitted(number, (1,), 4, (), 1, {}, 0))
+        histories.take(RequestFinished(number, 0, "cancelled", "", ()))
+        histories.take(RoundRolledBack(number, 0, 0, 1, 1, 6, "stale epoch"))
+    assert [*histories.requests] == [2]
+    assert histories.totals.finished == {"cancelled": 3}
+    assert histories.totals.rollbacks == 3
+
+
+@pytest.mark.parametrize("name", ["until", "request", "keep"])
+def test_numbers_below_zero(name: str, written: Path) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} must be at least 0, found -1"):
+        replay(written, **{name: -1})  # type: ignore[arg-type]
+
+
+def test_until_does_not_look_past_the_record(written: Path, tmp_path: Path) -> None:
+    log = tmp_path / "hurt.txlog"
+    data = bytearray(written.read_bytes())
+    offsets = [record.offset for record in iterate(written)]
+    data[offsets[8] + 25] ^= 1
+    log.write_bytes(data)
+    assert replay(log, until=7).records == 8
+    with pytest.raises(JournalCorrupt):
+        replay(log, until=8)
+
+
+def test_law_seed_and_audits_are_told(tmp_path: Path) -> None:
+    log = tmp_path / "run.txlog"
+    with Runtime.open(ToyExecutor(), log=log, draft="lookup", audit_every=2) as runtime:
+        runtime.submit([1, 2], max_tokens=9, sampling=Sampling(temperature=1.0, seed=77, law="chain"))
+        runtime.submit([1, 2], max_tokens=9, sampling=Sampling(temperature=1.0, seed=5))
+        runtime.run()
+    report = replay(log)
+    assert [(h.law, h.seed) for h in report.requests.values()] == [("chain", 77), ("coupled", 5)]
+    assert report.events["StateAudited"] == report.totals.audits > 0
+    assert sum(history.audits for history in report.requests.values()) == report.totals.audits
+    assert report.checked == report.records - report.events["StateAudited"] - report.events["RuntimeNote"]

@@ -67,7 +67,15 @@ EVENTS = sorted(
     | {f"draft {draft}" for draft in ("executor", "scripted", "lookup", "none")}
     | {f"durability {durability}" for durability in ("none", "write", "fsync")}
     | {f"law {law}" for law in LAWS}
-    | {"crash", "crash with cut tail", "recover", "reopen", "journal failed", "note stale result dropped"}
+    | {
+        "crash",
+        "crash with cut tail",
+        "recover",
+        "reopen",
+        "rotated",
+        "journal failed",
+        "note stale result dropped",
+    }
     | {"submit", "submit while others run", "submit refused", "cancel", "preempt", "finish"}
 )
 

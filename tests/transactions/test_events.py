@@ -38,7 +38,9 @@ FROZEN = {
     5: ("RoundRolledBack", 1, True, "request epoch ordinal launch phase signal detail"),
     8: ("RequestPreempted", 1, False, "request epoch reason released digests"),
     9: ("RequestFinished", 1, False, "request epoch reason detail released digests"),
+    10: ("Snapshot", 1, False, "ledgers unfinished requests digests"),
     11: ("RuntimeNote", 1, True, "kind data"),
+    12: ("StateAudited", 1, True, "request epoch ordinal consumed entries"),
 }
 
 # Fields of the versions before, where they had fewer.
@@ -73,6 +75,11 @@ BY_FIELD = {
     "data": st.dictionaries(st.text(max_size=4), PLAIN, max_size=3),
     "digests": st.binary(min_size=40, max_size=40),
     "seed": st.integers(0, (1 << 64) - 1),
+    "ledgers": st.dictionaries(st.text(max_size=4), PLAIN, max_size=3),
+    "entries": st.lists(st.tuples(st.text(max_size=4), INTEGER, INTEGER, INTEGER, INTEGER), max_size=2).map(
+        tuple
+    ),
+    "unfinished": st.just(()),
     "logprobs": st.lists(st.builds(TokenLogprobs, INTEGER, LOGPROB, LOGPROB, TOPS, TOPS), max_size=2).map(
         tuple
     ),
@@ -85,7 +92,7 @@ def instances(event: type[Event]) -> st.SearchStrategy[Event]:
 
 
 def example(event: type[Event]) -> Event:
-    values = {"parameters": {}, "data": {}, "digests": bytes(40), "seed": 7}
+    values = {"parameters": {}, "data": {}, "digests": bytes(40), "seed": 7, "ledgers": {}}
     texts = {"source", "reason", "detail", "kind"}
     tuples = {name for name in BY_FIELD if name not in values and name not in texts}
     return event(
@@ -96,12 +103,18 @@ def example(event: type[Event]) -> Event:
     )
 
 
+def test_a_snapshot_says_of_which_version_the_requests_in_it_are():
+    """It holds them without a version of their own, so its own has to rise with theirs."""
+    embedded = {1: 2}
+    assert embedded[EVENTS[10].VERSION] == EVENTS[1].VERSION
+
+
 def test_numbers_versions_and_fields_are_frozen():
     assert {
         number: (event.__name__, event.VERSION, event.IGNORABLE, " ".join(event.__struct_fields__))
         for number, event in EVENTS.items()
     } == FROZEN
-    assert RESERVED == {6: "PrefixPublished", 7: "PrefixEvicted", 10: "Snapshot"}
+    assert RESERVED == {6: "PrefixPublished", 7: "PrefixEvicted"}
     assert not EVENTS.keys() & RESERVED.keys()
 
 

@@ -1,4 +1,4 @@
-"""A small journal, and the ways to spoil one."""
+"""A small journal, one of many small segments, and the ways to spoil them."""
 
 from __future__ import annotations
 
@@ -65,3 +65,44 @@ def content() -> Callable[[Sequence[Record]], list[Entry]]:
         return [(one.type, one.version, one.flags, one.payload) for one in records]
 
     return strip
+
+
+def _create(path: Path, keep: int | None = None, snapshots: bool = True, **more: object) -> Journal:
+    """A journal of small segments; snapshots are one record that tells its sequence number."""
+    journal = Journal.create(
+        path,
+        fingerprint={"code": "1"},
+        configuration={"pages": 4},
+        salt=SALT,
+        segment_bytes=400,
+        keep_segments=keep,
+        **more,  # type: ignore[arg-type]
+    )
+    if snapshots:
+        journal.snapshot = lambda: [(10, 1, 0, b"snapshot %d" % journal.sequence)]
+    return journal
+
+
+def _fill(path: Path, count: int = 30, **more: object) -> Path:
+    with _create(path, **more) as journal:  # type: ignore[arg-type]
+        for number in range(count):
+            journal.append([(1, 1, 0, b"record %03d" % number)])
+    return path
+
+
+@pytest.fixture
+def create() -> Callable[..., Journal]:
+    """Creates a journal of small segments."""
+    return _create
+
+
+@pytest.fixture
+def fill() -> Callable[..., Path]:
+    """Writes a journal of small segments, thirty records if not told otherwise, and returns its path."""
+    return _fill
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a journal may go."""
+    return tmp_path / "run.txlog"

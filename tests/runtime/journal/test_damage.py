@@ -23,10 +23,10 @@ from txdecode.runtime.journal import (
     NotAJournal,
     Record,
     iterate,
-    reader,
+    source,
 )
 from txdecode.runtime.journal.format import chain_digest, frame
-from txdecode.runtime.journal.reader import _Source
+from txdecode.runtime.journal.source import Source as _Source
 
 Make = Callable[..., Path]
 Pieces = Callable[[Path], tuple[bytes, list[bytes]]]
@@ -80,7 +80,7 @@ def test_every_truncation_gives_a_prefix_of_whole_records(
 def test_every_bit_flip_is_refused_or_leaves_a_strict_prefix(
     make: Make, entries: list[Entry], content: Content, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(reader, "CHUNK_SIZE", chunk)
+    monkeypatch.setattr(source, "CHUNK_SIZE", chunk)
     path = make(entries)
     data = path.read_bytes()
     records = list(iterate(path))
@@ -266,7 +266,7 @@ def test_the_search_crosses_chunks(
     put(path, header, *records[:4], bytes(gap), *records[5:])
     start = len(header) + sum(map(len, records[:4]))
     for chunk in (1, 20, 33, 499, 500, 501, 520):
-        monkeypatch.setattr(reader, "CHUNK_SIZE", chunk)
+        monkeypatch.setattr(source, "CHUNK_SIZE", chunk)
         error = refusal(path)
         assert error.offset == start
         assert f"byte {start + gap}" in error.reason
@@ -309,7 +309,7 @@ def test_an_unknown_mode_is_a_programming_error(make: Make, entries: list[Entry]
 
 
 def test_a_file_cut_while_it_is_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "CHUNK_SIZE", 40)
+    monkeypatch.setattr(source, "CHUNK_SIZE", 40)
     path = make([(1, 1, 0, bytes(100)) for _ in range(3)])
     records = list(iterate(path))
     for inside in (5, 50, 0):

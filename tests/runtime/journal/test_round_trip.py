@@ -18,7 +18,7 @@ from txdecode.runtime.journal import (
     Record,
     TornTail,
     iterate,
-    reader,
+    source,
 )
 
 BYTE = st.integers(0, 255)
@@ -47,7 +47,7 @@ def test_round_trip(
     durability: Durability,
     chunk: int,
 ) -> None:
-    monkeypatch.setattr(reader, "CHUNK_SIZE", chunk)
+    monkeypatch.setattr(source, "CHUNK_SIZE", chunk)
     path = tmp_path / "a"
     expected: list[Entry] = []
     journal = Journal.create(path, fingerprint={}, configuration={}, durability=durability, overwrite=True)
@@ -87,7 +87,7 @@ def test_an_unknown_ignorable_record_comes_through_with_its_flag(
 def test_reading_is_bounded_and_sees_what_was_there_at_the_start(
     make: Callable[..., Path], entries: list[Entry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "CHUNK_SIZE", 64)
+    monkeypatch.setattr(source, "CHUNK_SIZE", 64)
     path = make(entries)
     run = iterate(path)
     next(run)
@@ -95,14 +95,14 @@ def test_reading_is_bounded_and_sees_what_was_there_at_the_start(
         journal.append([(9, 1, 0, b"later")])
     widest = 0
     for _ in run:
-        widest = max(widest, len(run._source._buffer))
+        widest = max(widest, len(run._cursor.source.buffer))
     assert run.sequence == len(entries)
     assert run.tail is None
     assert widest == 64
 
 
 def test_a_record_larger_than_a_chunk(make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "CHUNK_SIZE", 64)
+    monkeypatch.setattr(source, "CHUNK_SIZE", 64)
     payload = bytes(range(256)) * 40
     path = make([(1, 1, 0, payload), (2, 1, 0, b"x")])
     assert [one.payload for one in iterate(path)] == [payload, b"x"]
@@ -127,7 +127,9 @@ def test_tail_is_resumed_over(make: Callable[..., Path], entries: list[Entry]) -
     with path.open("ab") as file:
         file.write(b"\xc1\x01\x01")
     with Journal.resume(path) as journal:
-        assert journal.tail == TornTail(whole, 3, "the file ends inside a record header, after 3 bytes")
+        assert journal.tail == TornTail(
+            whole, 3, "the file ends inside a record header, after 3 bytes", path.name
+        )
         assert path.stat().st_size == journal.size == whole
         assert journal.append([(5, 1, 0, b"on")]) == len(entries)
     assert read(path) == [*entries, (5, 1, 0, b"on")]

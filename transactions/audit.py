@@ -1,0 +1,73 @@
+"""Audits of device state: what the device says it holds, in the log, and against the tokens."""
+
+from __future__ import annotations
+
+from txdecode.transactions.codec import printable
+from txdecode.transactions.events import RuntimeNote, StateAudited
+from txdecode.transactions.executor import AuditEntry, Executor
+from txdecode.transactions.rebuild import compare, give_back, rebuild, spare_places
+from txdecode.transactions.store import Store
+from txdecode.transactions.transaction import view
+
+Entries = tuple[tuple[str, int, int, int, int], ...]
+Audited = tuple[AuditEntry, ...]
+
+
+def entries(audited: Audited) -> Entries:
+    """As they are recorded."""
+    return tuple((entry.group, entry.layer, entry.index, entry.row, entry.digest) for entry in audited)
+
+
+def entries_from(recorded: Entries) -> Audited:
+    """Inverse of ``entries``."""
+    return tuple(
+        AuditEntry(group, layer, index, digest, row) for group, layer, index, row, digest in recorded
+    )
+
+
+def audit(executor: Executor, store: Store, request: int, *, recompute: bool) -> None:
+    """Record the digests of a request's device state after its last round.
+
+    With ``recompute`` they have one entry a row besides, and are compared with those of a state that is built anew
+    from the tokens in spare places, where the executor is row-invariant and has room for it. Raises
+    ``LedgerCorrupt`` for the first piece that differs, with the record already in the log. An executor that fails at
+    it has a note in the log: the round is committed, and no request must end because somebody looked.
+    """
+    state = store.ledgers.tokens.sequences[request]
+    try:
+        where = view(store.ledgers, request)
+        found = executor.audit(where, True) if recompute else executor.audit(where)
+        recorded = entries(found)
+    except AssertionError:
+        raise
+    except Exception as error:
+        _failed(store, request, error)
+        return
+    store.note(StateAudited(request, state.epoch, state.rounds - 1, state.consumed, recorded))
+    if recompute and executor.describe().capabilities.row_invariant:
+        expected = _again(executor, store, request)
+        if expected is not None:
+            compare(request, expected, found)
+
+
+def _again(executor: Executor, store: Store, request: int) -> Audited | None:
+    """The audit that the tokens call for; ``None`` where it can't be had now."""
+    state = store.ledgers.tokens.sequences[request]
+    places = spare_places(store.pools, store.ledgers.groups, state.consumed)
+    if places is None:
+        store.note(RuntimeNote("audit not recomputed", {"request": request, "consumed": state.consumed}))
+        return None
+    try:
+        return executor.audit(rebuild(executor, state.ids(0, state.consumed), places), True)
+    except AssertionError:
+        raise
+    except Exception as error:
+        _failed(store, request, error)
+        return None
+    finally:
+        give_back(store.pools, places)
+
+
+def _failed(store: Store, request: int, error: Exception) -> None:
+    reason = printable(f"{type(error).__name__}: {error}", 200)
+    store.note(RuntimeNote("audit failed", {"request": request, "error": reason}))
