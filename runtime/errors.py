@@ -15,6 +15,7 @@
       ├─ IllegalTransition               a signal that a phase does not know
       ├─ ExecutorFault                   a verb of the executor failed
       ├─ CapabilityMissing               the executor lacks what the configuration needs
+      ├─ MemoryPlanRefused               the state does not fit into memory; see txdecode.kernels.capability
       ├─ EventUndecodable                a record that this version cannot read
       ├─ InvalidDraftLength (ValueError)
       ├─ Divergence                      a log and its ledgers part; see txdecode.runtime.replay

@@ -13,6 +13,7 @@ from txdecode.runtime.configuration import Options, fingerprint, to_data
 from txdecode.runtime.drafters.prompt_lookup import PromptLookup
 from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.journal import SEGMENT_BYTES, FileStorage, Journal, JournalExists, OpenStorage
+from txdecode.runtime.journal.segments import list_segments, place_of
 from txdecode.runtime.policy.controllers import parse
 from txdecode.runtime.text import Text
 from txdecode.state.groups import of_kind
@@ -73,9 +74,9 @@ def open_runtime(
     together. ``context``: most tokens of a request. ``observer`` is told of every phase transition;
     ``paranoid`` compares device audits after every rollback. ``audit_every``: after so many rounds of a request its
     device state is recorded, as digests by layer and page, column or ring; with ``paranoid`` by row too, and it is
-    computed again from the tokens and compared (0: never). ``segment_bytes``: past that size the log goes on
-    in a new file beside it, which begins with a snapshot; ``keep_segments``: how many of them stay (all).
-    ``storage`` is the port to the log's disk, for tests.
+    computed again from the tokens and compared where the pools have room for it (0: never). ``segment_bytes``: past
+    that size the log goes on in a new file beside it, which begins with a snapshot; ``keep_segments``: how many of
+    them stay (all). ``storage`` is the port to the log's disk, for tests.
 
     Raises ``ModelError``, ``JournalError``, ``InvalidDraftLength``, ``InvalidRequest``, ``CapabilityMissing``.
     """
@@ -92,9 +93,9 @@ def open_runtime(
         )
     if log is not None and not overwrite:
         # Refused before minutes go into a large model; creation refuses it again, under its lock.
-        size = Path(log).stat().st_size if Path(log).is_file() else 0
-        if size:
-            raise JournalExists(Path(log), size)
+        for segment in list_segments(place_of(log)):
+            if segment.size:
+                raise JournalExists(segment.path, segment.size)
     opened = open_model(model, dtype, draft, pages, batch_max, context, threads, text, frozenset(eos_ids))
     description = opened.executor.describe()
     pooled = of_kind(description.groups, "pages")
@@ -162,6 +163,8 @@ def open_model(
         name = getattr(draft, "name", None)
         if not isinstance(name, str) or not name.isprintable():
             raise InvalidRequest(f"draft must be a name or a Drafter with a printable name, found {draft!r}")
+        if name in ("none", "executor"):
+            raise InvalidRequest(f"a Drafter must not be named '{name}', which means something else in a log")
         return attrs.evolve(opened, drafter=draft)
     if draft == "lookup":
         return attrs.evolve(opened, drafter=PromptLookup())

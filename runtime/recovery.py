@@ -57,10 +57,11 @@ def recover_runtime(
     path = Path(log)
     header = read_header(path)
     options = options_of(header, path)
+    drafting = drafter_named(options.draft, draft)
     opened = open_model(
         options.model if model is None else model,
         options.dtype,
-        drafter_named(options.draft, draft),
+        drafting,
         options.pages,
         options.batch_max,
         options.context,
@@ -96,7 +97,7 @@ def recover_runtime(
             paranoid=paranoid,
             audit_every=audit_every,
         )
-        _take_up(runtime, journal, known)
+        _take_up(runtime, journal, known, drafting if isinstance(drafting, str) else drafting.name)
         # Not before: until then the store does not know of all that is unfinished.
         journal.snapshot = runtime.snapshot
     except BaseException:
@@ -150,7 +151,7 @@ class _Known:
         self.logprobs.pop(request, None)
 
 
-def _take_up(runtime: Runtime, journal: Journal, known: _Known) -> None:
+def _take_up(runtime: Runtime, journal: Journal, known: _Known, draft: str) -> None:
     unfinished = sorted(runtime.ledgers.tokens.sequences)
     # Before anything is written: a recovery that is refused leaves the log as it was.
     parameters = {
@@ -158,7 +159,8 @@ def _take_up(runtime: Runtime, journal: Journal, known: _Known) -> None:
         for number in unfinished
     }
     tail = None if journal.tail is None else attrs.asdict(journal.tail)
-    runtime.note(RuntimeNote("recovered", {"unfinished": len(unfinished), "torn_tail": tail}))
+    data = {"unfinished": len(unfinished), "torn_tail": tail, "draft": draft}
+    runtime.note(RuntimeNote("recovered", data))
     for number in unfinished:
         event = known.submitted[number]
         if runtime.ledgers.tokens.sequences[number].resident:

@@ -104,6 +104,8 @@ class Folder:
                 if type(event) is Snapshot and record.sequence != self.first:
                     _check_repeats(event, self.ledgers)
                 fold(self.ledgers, event)
+                if type(event) is Snapshot:
+                    _check_unfinished(event, self.ledgers)
             except LedgerCorrupt as error:
                 raise Divergence(self.path, record, event, error) from error
         return event
@@ -122,6 +124,9 @@ def _check_repeats(event: Snapshot, ledgers: Ledgers) -> None:
     for name in LEDGERS:
         if event.ledgers.get(name) != now[name]:
             raise LedgerCorrupt(name, "snapshot", "what the records before it led to", "something else")
+
+
+def _check_unfinished(event: Snapshot, ledgers: Ledgers) -> None:
     held = sorted(ledgers.tokens.sequences)
     found = sorted(item.submitted.request for item in event.unfinished)
     if held != found:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from txdecode.transactions.codec import printable
 from txdecode.transactions.events import RuntimeNote, StateAudited
 from txdecode.transactions.executor import AuditEntry, Executor
-from txdecode.transactions.rebuild import compare, give_back, rebuild, spare_places
+from txdecode.transactions.rebuild import GHOST, compare, give_back, rebuild, spare_places
 from txdecode.transactions.store import Store
 from txdecode.transactions.transaction import view
 
@@ -65,6 +67,8 @@ def _again(executor: Executor, store: Store, request: int) -> Audited | None:
         _failed(store, request, error)
         return None
     finally:
+        with contextlib.suppress(Exception):
+            executor.drop(GHOST)
         give_back(store.pools, places)
 
 

@@ -69,7 +69,6 @@ class Coordinator:
         self.interrupts: dict[int, Signal] = {}
         self.flights: list[Launch] = []
         self._under_way: set[tuple[int, int]] = set()
-        self._begun: dict[int, tuple[int, int]] = {}
         self.device_ns = dict.fromkeys(("draft", "verify", "accept", "settle"), 0)
         self._opened = clock()
         self._launches = 0
@@ -113,7 +112,7 @@ class Coordinator:
             ask.rules.budget,
             ask.target,
             history(ledgers, ask.request, ask.target),
-            self._attempt(ask.request, where.epoch),
+            self.store.attempt(ask.request, where.epoch),
         )
         tx = Transaction(ask, plan, reservation, before=before)
         self._under_way.add((ask.request, where.epoch))
@@ -128,17 +127,8 @@ class Coordinator:
         sampling = self.description.capabilities.sampling
         assert sampling or target.plain, f"'{self.description.name}' chooses greedily only"
 
-    def _attempt(self, request: int, epoch: int) -> int:
-        """Rounds begun before in this epoch. A drafter's draws must not be met again by a later proposal, whose
-        length may depend on what was seen of this one."""
-        began, count = self._begun.get(request, (epoch, 0))
-        count = count if began == epoch else 0
-        self._begun[request] = (epoch, count + 1)
-        return count
-
     def forget(self, request: int) -> None:
         """The request is over."""
-        self._begun.pop(request, None)
         self.store.end(request)
 
     def open(self, transactions: Sequence[Transaction]) -> Launch:
@@ -312,6 +302,7 @@ class Coordinator:
                 self.forget(tx.request)
             tx.signal(Signal.COMMITTED, self.observe)
             self._end(tx, Signal.COMMITTED)
+            store.ended(tx.request, tx.plan.view.epoch)
         if self.audit_every:
             for tx in rounds:
                 if tx.clip == "none" and not tx.dirty and not (tx.plan.ordinal + 1) % self.audit_every:
@@ -362,6 +353,7 @@ class Coordinator:
         self._end(tx, signal)
         if signal is not Signal.REFUSED:
             self._note_rollback(launch, tx, phase, signal, detail)
+            self.store.ended(tx.request, tx.plan.view.epoch)
 
     def _end(self, tx: Transaction, signal: Signal) -> None:
         tx.ended_by = signal

@@ -140,11 +140,12 @@ class RequestFinished(Event, array_like=True, frozen=True):
 
 
 class Unfinished(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What recovery needs of an unfinished request beyond the ledgers: its first event (digests left empty), and
-    logprobs of what it has generated."""
+    """What is needed of an unfinished request beyond the ledgers: its first event (digests left empty), logprobs of
+    what it has generated, and how many rounds it began in its epoch."""
 
     submitted: RequestSubmitted
     logprobs: tuple[TokenLogprobs, ...] = ()
+    attempts: int = 0
 
 
 class Snapshot(Event, array_like=True, frozen=True):

@@ -34,6 +34,7 @@ class Store:
         self.log = log
         self.unfinished: dict[int, tuple[RequestSubmitted, list[TokenLogprobs]]] = {}
         self.requests = 0
+        self._rounds: dict[int, tuple[int, int]] = {}
 
     def prepare(self, events: Sequence[Event]) -> tuple[list[Delta], list[Framed]]:
         """Deltas and records of a batch over distinct sequences, digests filled in; changes nothing.
@@ -68,13 +69,28 @@ class Store:
     def end(self, request: int) -> None:
         """A request is over."""
         self.unfinished.pop(request, None)
+        self._rounds.pop(request, None)
+
+    def attempt(self, request: int, epoch: int) -> int:
+        """Rounds that the request has begun and ended in this epoch. A drafter's draws must not be met again by a
+        later proposal, whose length may depend on what was seen of this one."""
+        began, count = self._rounds.get(request, (epoch, 0))
+        return count if began == epoch else 0
+
+    def ended(self, request: int, epoch: int) -> None:
+        """A round is over, and its record is in the log: so a snapshot counts what the records before it say."""
+        state = self.ledgers.tokens.sequences.get(request)
+        # A program of an earlier epoch may end late.
+        if state is not None and state.epoch == epoch and request in self.unfinished:
+            self._rounds[request] = (epoch, self.attempt(request, epoch) + 1)
 
     def snapshot(self) -> list[Framed]:
         """The record from which all committed state can be built again."""
-        unfinished = tuple(
-            Unfinished(event, tuple(logprobs)) for _, (event, logprobs) in sorted(self.unfinished.items())
-        )
         ledgers = self.ledgers
+        unfinished = tuple(
+            Unfinished(event, tuple(logprobs), self.attempt(request, ledgers.tokens.sequences[request].epoch))
+            for request, (event, logprobs) in sorted(self.unfinished.items())
+        )
         return [encode(Snapshot(ledgers.snapshot(), unfinished, self.requests, pack(ledgers.digests)))]
 
     def note(self, event: Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -49,14 +50,18 @@ def print_execution(report: ExecutionReport) -> None:
         f"{counts.entries} entries"
     )
     _print_class(report.numerics, report.differs)
-    click.echo(click.style("everything is as recorded", fg="green"))
+    if counts.audits_skipped:
+        click.echo(f"{counts.audits_skipped} audits say nothing here and were left out")
+    click.echo(click.style("everything that was compared is as recorded", fg="green"))
 
 
-def _print_class(numerics: str | None, differs: object) -> None:
-    if numerics is not None and numerics != "exact":
-        click.echo(
-            f"compared in the tolerance class '{numerics}' (ids alone): the fingerprint differs in {differs}"
+def _print_class(numerics: str | None, differs: Mapping[str, tuple[str | None, str | None]]) -> None:
+    if differs:
+        fields = ", ".join(
+            f"{field} ({recorded} then, {found} now)" for field, (recorded, found) in differs.items()
         )
+        words = f"run in tolerance class '{numerics}', so ids alone were compared: {fields} differs"
+        click.echo(click.style(words, fg="yellow"))
 
 
 @click.command(name="bisect")

@@ -37,6 +37,7 @@ from txdecode.transactions.events import (
     RequestSubmitted,
     RoundCommitted,
     RoundRolledBack,
+    RuntimeNote,
     Snapshot,
     StateAudited,
 )
@@ -53,7 +54,6 @@ from txdecode.transactions.transaction import view
 SAMPLED = 1
 """Number of the law of a proposal that was drawn from q, which only the executor's own drafter does."""
 
-ATTEMPTS_MAX = 4096
 """Attempts that are tried for the first draft after a snapshot, which does not say how many there were."""
 
 
@@ -65,7 +65,6 @@ class Counts:
     prefills: int = 0
     rounds: int = 0
     tokens: int = 0
-    drafted: int = 0
     logprobs: int = 0
     audits: int = 0
     entries: int = 0
@@ -119,7 +118,6 @@ class Reexecutor:
         self._launches = 0
         self._attempts: dict[tuple[int, int], int] = {}
         self._restored: set[int] = set()
-        self._searched: set[int] = set()
 
     # Events.
 
@@ -131,6 +129,10 @@ class Reexecutor:
         if isinstance(event, RoundCommitted | RoundRolledBack):
             attempt = self._attempts.get((event.request, event.epoch), 0)
             self._attempts[event.request, event.epoch] = attempt + 1
+        if isinstance(event, RuntimeNote) and event.kind == "recovered":
+            # Another drafter may have been given then.
+            own = event.data.get("draft", "executor" if self._own else "") == "executor"
+            self._own = own and self._description.capabilities.drafts
         if event is None or not self._concerns(request):
             return None
         if isinstance(event, RoundCommitted):
@@ -182,18 +184,19 @@ class Reexecutor:
     def _restore(self, event: Snapshot) -> None:
         """A log that begins with a snapshot: device state is what the tokens make it."""
         for unfinished in event.unfinished:
+            request = unfinished.submitted.request
             self._submitted(unfinished.submitted)
+            epoch = self.ledgers.tokens.sequences[request].epoch
+            self._attempts[request, epoch] = unfinished.attempts
         for request, state in self.ledgers.tokens.sequences.items():
             if state.resident and self._concerns(request):
                 for plan in restoring(self.ledgers, request, self._description.prefill_rows_max):
                     self.executor.prefill([plan])
-                self._searched.add(request)
                 if not self._description.capabilities.row_invariant:
                     self._restored.add(request)
 
     def _leave(self, request: int) -> None:
         self._restored.discard(request)
-        self._searched.discard(request)
         self.executor.drop(request)
 
     def flush(self) -> None:
@@ -212,7 +215,6 @@ class Reexecutor:
     # Rounds.
 
     def _rounds(self, group: list[Planned]) -> None:
-        group = [self._searched_for(item) for item in group]
         mates = tuple(item.plan for item in group)
         rounds = [Round(item.plan, self._offered(item)) for item in group]
         if not self._description.capabilities.fused:
@@ -287,30 +289,6 @@ class Reexecutor:
                 self._diverge(item, None, mates, found, entry.proposal.tokens)
         return made
 
-    def _searched_for(self, item: Planned) -> Planned:
-        """The round with the attempt that its draft was salted with, where the log begins too late to tell."""
-        event = item.event
-        if event.request not in self._searched or event.law != SAMPLED:
-            return item
-        if item.plan.target.law == "chain":
-            for more in range(ATTEMPTS_MAX):
-                plan = attrs.evolve(item.plan, attempt=item.plan.attempt + more)
-                if self._draws_again(plan, event):
-                    item = attrs.evolve(item, plan=plan)
-                    self._attempts[event.request, event.epoch] = plan.attempt + 1
-                    break
-        self._searched.discard(event.request)
-        return item
-
-    def _draws_again(self, plan: RoundPlan, event: RoundCommitted) -> bool:
-        if self._description.capabilities.fused:
-            (outcome,) = run(self.executor, [Round(plan, None)], self._next_launch())
-            proposal = outcome.proposal
-        else:
-            (proposal,) = self.executor.draft([plan])
-        self.executor.abandon([plan])
-        return drafts_differ(event, proposal) is None
-
     # Audits.
 
     def _audit(self, sequence: int, event: StateAudited) -> None:
@@ -324,9 +302,9 @@ class Reexecutor:
             self.counts.audits_skipped += 1
             return
         expected = entries_from(event.entries)
-        found = self.executor.audit(
-            view(self.ledgers, event.request), any(entry.row >= 0 for entry in expected)
-        )
+        where = view(self.ledgers, event.request)
+        rows = any(entry.row >= 0 for entry in expected)
+        found = self.executor.audit(where, True) if rows else self.executor.audit(where)
         at_fault = entries_differ(event.request, expected, found)
         if at_fault is not None:
             raise self._wrong_audit(sequence, event, at_fault)

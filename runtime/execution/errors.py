@@ -77,7 +77,7 @@ class ExecutionDivergence(TxDecodeError):
         self.row = at.row
         self.expected = at.expected
         self.found = at.found
-        self.command = again(path, sequence, request)
+        self.command = again(path, sequence)
         super().__init__(
             f"record {sequence} ({event}, request {request}, epoch {epoch}, round {ordinal}) diverges in {at.phase}: "
             f"ledger '{at.ledger}', {at.field}: expected {_short(at.expected)} (recorded), found "
@@ -85,10 +85,9 @@ class ExecutionDivergence(TxDecodeError):
         )
 
 
-def again(path: Path, sequence: int, request: int | None = None) -> str:
+def again(path: Path, sequence: int) -> str:
     """The command that executes a log up to a record."""
-    only = "" if request is None else f" --request {request}"
-    return f"txdecode replay {path} --execute --until {sequence}{only}"
+    return f"txdecode replay {path} --execute --until {sequence}"
 
 
 def _short(value: object) -> str:

@@ -12,7 +12,15 @@ import attrs
 from txdecode.runtime.execution.driver import Counts, Reexecutor
 from txdecode.runtime.execution.same import Agreement, agree, open_again
 from txdecode.runtime.journal import JournalReader, Record, TornTail, iterate
-from txdecode.runtime.replay import Divergence, Folder, decoded, options_of
+from txdecode.runtime.replay import (
+    Divergence,
+    Folder,
+    InvalidArgument,
+    NotInLog,
+    decoded,
+    not_negative,
+    options_of,
+)
 from txdecode.transactions.events import Event
 from txdecode.transactions.executor import Executor, ExecutorFault
 
@@ -69,11 +77,24 @@ def execute(
     Raises ``ExecutionDivergence`` at the first difference, ``Divergence`` where the log contradicts itself,
     ``ExecutionRefused`` for another model, ``ExecutorFault``, and the errors of the journal and of opening a model.
     """
+    not_negative(until=until, request=request)
     session = Session(Path(log), model, threads)
+    if request is not None and not session.executor.describe().capabilities.row_invariant:
+        raise InvalidArgument(
+            "one request alone cannot be executed where bits depend on the batch; execute the whole log"
+        )
     with iterate(session.path) as reader:
         folder = Folder(reader.header, session.path)
+        if until is not None and until < folder.first:
+            raise NotInLog(
+                f"'{session.path}' begins with record {folder.first}, not before; ask for a later one"
+            )
         driver = session.driver(folder, request)
         records = session.drive(reader, folder, driver, until, progress)
+    if request is not None and request not in driver.asked:
+        raise NotInLog(
+            f"'{session.path}' has no request {request} in the {records} records that were executed"
+        )
     return ExecutionReport(
         str(session.path),
         records,

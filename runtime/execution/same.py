@@ -88,4 +88,6 @@ def agree(header: Header, opened: Opened, options: Options) -> Agreement:
         if field not in CLASS:
             raise ExecutionRefused(f"fingerprint '{field}'", value, now.get(field))
         differs[field] = value, now.get(field)
-    return Agreement(description.capabilities.tolerance if differs else "exact", differs)
+    declared = description.capabilities.tolerance
+    # An executor that is exact with itself says nothing of other kernels.
+    return Agreement(("unspecified" if declared == "exact" else declared) if differs else "exact", differs)

@@ -173,7 +173,7 @@ def _audited(session: Session, search: Search, wrong: Wrong, ids: int | None = N
         ids,
         tuple(dict.fromkeys(groups)),
         (),
-        again(session.path, wrong.mark.sequence, request),
+        again(session.path, wrong.mark.sequence),
     )
 
 

@@ -17,7 +17,7 @@ import attrs
 from txdecode.runtime.journal.errors import JournalCorrupt, JournalUnavailable, NotAJournal
 from txdecode.runtime.journal.examine import Before, Finding, examine_end, examine_header
 from txdecode.runtime.journal.format import Header, Record, TornTail, UnfinishedRotation
-from txdecode.runtime.journal.segments import ATTEMPTS, SegmentFile, list_segments, open_for_reading
+from txdecode.runtime.journal.segments import ATTEMPTS, SegmentFile, list_segments, open_for_reading, place_of
 from txdecode.runtime.journal.source import Cursor, Source
 
 Mode = Literal["strict", "tail"]
@@ -212,7 +212,7 @@ def iterate(path: str | os.PathLike[str], mode: Mode = "tail") -> JournalReader:
     ``strict`` refuses both. What a live writer appends later is not seen. Raises ``NotAJournal``,
     ``JournalVersionError``, ``JournalCorrupt`` and ``JournalUnavailable``.
     """
-    where = Path(path)
+    where = place_of(path)
     for _ in range(ATTEMPTS):
         segments = list_segments(where)
         try:

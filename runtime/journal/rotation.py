@@ -87,7 +87,8 @@ def begin_segment(
     size = len(data) + len(records)
     sequence = place.first_sequence + len(opening)
     # A large opening must not fill it, or every append would begin a segment of its own.
-    return Segment(storage, size, sequence, chain, max(segment_bytes, 2 * size))
+    full = max(segment_bytes, size + len(records)) if len(records) > segment_bytes // 2 else segment_bytes
+    return Segment(storage, size, sequence, chain, full)
 
 
 def droppable(bases: dict[int, bool], keep: int) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import attrs
 
@@ -12,7 +11,7 @@ from txdecode.runtime.journal.errors import NotAJournal
 from txdecode.runtime.journal.examine import Before, Finding, examine_end, examine_header
 from txdecode.runtime.journal.format import Header, Record, TornTail, UnfinishedRotation
 from txdecode.runtime.journal.reader import SegmentReport, iterate
-from txdecode.runtime.journal.segments import SegmentFile, list_segments, open_for_reading
+from txdecode.runtime.journal.segments import SegmentFile, list_segments, open_for_reading, place_of
 from txdecode.runtime.journal.source import Cursor, Source
 from txdecode.runtime.journal.writer import Journal
 
@@ -42,7 +41,7 @@ def scan(path: str | os.PathLike[str]) -> Iterator[Item]:
     ``UnfinishedRotation`` last. A record that is intact but out of its place follows a ``Damage`` of size 0. Raises
     ``NotAJournal``, ``JournalVersionError`` and ``JournalUnavailable``, but never ``JournalCorrupt``.
     """
-    where = Path(path)
+    where = place_of(path)
     files = list_segments(where) or [SegmentFile(0, where, 0)]
     before: Before | None = None
     for index, file in enumerate(files):

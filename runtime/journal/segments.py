@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 
 from txdecode.runtime.journal.errors import JournalExists, JournalLocked, JournalUnavailable, NotAJournal
+from txdecode.runtime.journal.format import MAGIC
 
 # A writer that drops or rotates changes the list under a reader's feet; each look finds it some steps further.
 ATTEMPTS = 16
@@ -27,6 +28,15 @@ class SegmentFile:
     number: int
     path: Path
     size: int
+
+
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """Where a journal lies, for good: later segments must stand beside the first one, whatever the working folder is
+    by then and whichever link named the file. Raises ``JournalUnavailable``."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:
+        raise JournalUnavailable(Path(path), "find", str(error)) from error
 
 
 def segment_path(path: Path, number: int) -> Path:
@@ -167,11 +177,12 @@ def take_place(path: Path, overwrite: bool) -> tuple[int, dict[int, int]]:
     segments = list_segments(path)
     others = [one for one in segments if one.number]
     if others and not overwrite:
-        raise JournalExists(path, sum(one.size for one in segments))
+        raise JournalExists(others[0].path if segments[0].number else path, sum(one.size for one in segments))
     held: dict[int, int] = {}
     try:
         for one in others:
             held[one.number] = open_locked(one.path, 0)
+            _check_ours(one.path, held[one.number])
         descriptor = open_locked(path, os.O_CREAT)
         size = os.fstat(descriptor).st_size
         if size and not overwrite:
@@ -181,6 +192,13 @@ def take_place(path: Path, overwrite: bool) -> tuple[int, dict[int, int]]:
         release(held)
         raise
     return descriptor, held
+
+
+def _check_ours(path: Path, descriptor: int) -> None:
+    """The caller named one file to be overwritten. Others beside it go only where they are a journal's."""
+    found = os.pread(descriptor, len(MAGIC), 0)
+    if not MAGIC.startswith(found):
+        raise NotAJournal(path, f"it begins with {found!r}, so it is not overwritten")
 
 
 def release(held: dict[int, int]) -> None:

@@ -39,7 +39,7 @@ from txdecode.runtime.journal.format import (
 from txdecode.runtime.journal.log import Durability, Snapshot
 from txdecode.runtime.journal.reader import JournalReader, SegmentReport
 from txdecode.runtime.journal.rotation import SEGMENT_BYTES, Segment, begin_segment, droppable, write_all
-from txdecode.runtime.journal.segments import lock_newest, release, segment_path, take_place
+from txdecode.runtime.journal.segments import lock_newest, place_of, release, segment_path, take_place
 from txdecode.runtime.journal.storage import FileStorage, OpenStorage, Storage, storage_of
 
 BUFFER_MAX = 1 << 16
@@ -138,7 +138,7 @@ class Journal:
         ``JournalLocked``, ``JournalUnavailable`` and ``JournalFailed``. After ``JournalFailed`` the file is empty
         if the disk allows, so that the next attempt needs no ``overwrite``.
         """
-        where = Path(path)
+        where = place_of(path)
         data = encode_header(fingerprint, configuration, os.urandom(SALT_SIZE) if salt is None else salt)
         header = decode_header(data, where)
         descriptor, held = take_place(where, overwrite)
@@ -191,7 +191,7 @@ class Journal:
         reads the files once and nobody can append in between; what it raises leaves them as they were. The other
         parameters are those of ``create``. Raises as ``iterate`` does, and ``JournalLocked`` and ``JournalFailed``.
         """
-        where = Path(path)
+        where = place_of(path)
         files, held = lock_newest(where)
         try:
             with JournalReader(where, "tail", files) as reader:

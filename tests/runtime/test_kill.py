@@ -65,7 +65,7 @@ MODEL_REQUESTS: list[dict[str, Any]] = [
         "sampling": {"temperature": 0.8, "seed": 3, "top_p": 0.95},
     },
 ]
-MODEL: dict[str, Any] = {"toy": False, "draft_len": 3, "pages": 16}
+MODEL: dict[str, Any] = {"toy": False, "draft_len": 3, "pages": 16, "threads": 2}
 
 
 def toy() -> ToyExecutor:
@@ -147,7 +147,7 @@ def test_smollm2_is_killed(tmp_path: Path, durability: str) -> None:
         pytest.skip(str(error))
     if durability != "write" and not FULL:
         pytest.skip("one durability is enough here; TXDECODE_FULL runs all")
-    texts = uninterrupted("smollm2", MODEL_REQUESTS, draft="none", pages=16)
+    texts = uninterrupted("smollm2", MODEL_REQUESTS, draft="none", pages=16, threads=2)
     chance = random.Random(durability)
     for index in range(MODEL_KILLS):
         log = tmp_path / f"{index}.txlog"

@@ -160,9 +160,9 @@ def test_attempts_are_forgotten_with_the_request(kit):
     rig.enter(1, kit.PROMPT, 3, target=COUPLED)
     rig.finish(0)
     rig.round(1)
-    assert set(rig.coordinator._begun) == {1}
+    assert set(rig.store._rounds) == {1}
     rig.residency.finish(1, "cancelled")
-    assert not rig.coordinator._begun
+    assert not rig.store._rounds
 
 
 @pytest.mark.parametrize("fused", [False, True])

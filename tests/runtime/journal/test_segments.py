@@ -17,6 +17,7 @@ from txdecode.runtime.journal import (
     JournalCorrupt,
     JournalUnavailable,
     JournalVersionError,
+    NotAJournal,
     Record,
     check,
     iterate,
@@ -269,17 +270,48 @@ def test_files_with_other_names_are_no_segments(fill: Fill, path: Path) -> None:
     check(path)
 
 
-def test_a_journal_behind_a_link_has_its_segments_beside_the_link(
-    fill: Fill, path: Path, tmp_path: Path
-) -> None:
+def test_a_journal_behind_a_link_is_where_the_link_leads(fill: Fill, path: Path, tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     path.symlink_to(tmp_path / "far" / "log")
     with pytest.raises(JournalUnavailable, match="cannot open"):
         iterate(path)
     fill(path)
-    assert os.listdir(tmp_path / "far") == ["log"]
-    assert len(numbers(path)) > 3
+    target = tmp_path / "far" / "log"
+    assert len(numbers(target)) > 3
+    assert numbers(path) == [0]
     assert check(path).sound
+    assert check(path).records == check(target).records
+
+
+def test_a_working_folder_that_changes_does_not_move_the_log(
+    fill: Fill, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    fill(path)
+    whole = check(path).records
+    (tmp_path / "elsewhere").mkdir()
+    reader = iterate(path.name)
+    journal = Journal.resume(path.name, segment_bytes=1)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with journal:
+        for number in range(3):
+            journal.append([(1, 1, 0, bytes([number]))])
+    assert not os.listdir(tmp_path / "elsewhere")
+    assert check(path).records == whole + 3
+    assert len(list(reader)) == whole
+
+
+def test_files_beside_the_log_that_are_not_its_own_are_not_overwritten(fill: Fill, path: Path) -> None:
+    fill(path)
+    other = segment_path(path, 99)
+    other.write_text("my notes")
+    with pytest.raises(NotAJournal, match="not overwritten"):
+        fill(path, overwrite=True)
+    assert other.read_text() == "my notes"
+    other.unlink()
+    other.touch()
+    fill(path, overwrite=True)
+    assert not other.exists()
 
 
 def test_names_that_vanish_are_listed_again(fill: Fill, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
