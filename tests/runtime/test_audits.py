@@ -159,3 +159,15 @@ def test_an_executor_that_fails_at_an_audit_costs_no_request(log: Path, verb: st
         "ExecutorFault: no audit today" if verb == "audit" else "RuntimeError: no ghosts"
     )
     assert all(said.finish == "length" for said in replay(log).requests.values())
+
+
+def test_the_executor_lets_go_of_what_was_built_again(log: Path) -> None:
+    dropped: list[int] = []
+
+    class Watched(ToyExecutor):
+        def drop(self, request: int) -> None:
+            dropped.append(request)
+            super().drop(request)
+
+    run(log, Watched(accuracy=6), audit_every=1, paranoid=True)
+    assert dropped.count(GHOST) == len(events(log, StateAudited))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from txdecode.runtime import InvalidRequest, Runtime, replay
-from txdecode.runtime.journal import iterate
+from txdecode.runtime import Divergence, InvalidRequest, Runtime, replay
+from txdecode.runtime.journal import Journal, Record, iterate
+from txdecode.runtime.replay import Folder
 from txdecode.state.ledgers import Ledgers
-from txdecode.transactions.codec import decode
+from txdecode.transactions.codec import decode, encode
 from txdecode.transactions.events import Snapshot
 from txdecode.transactions.fold import fold
 from txdecode.transactions.toy import ToyExecutor, plain
@@ -151,3 +153,29 @@ def test_options_out_of_range(log: Path, field: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"{field} must be an integer"):
         Runtime.open(toy(), log=log, **{field: value})
     assert not log.exists()
+
+
+def test_a_first_snapshot_that_lacks_a_request_is_refused(log: Path) -> None:
+    runtime = Runtime.open(toy(), log=log, draft="none", segment_bytes=4096, keep_segments=1)
+    submit(runtime)
+    for _ in range(30):
+        runtime.step()
+    runtime.log.close()
+    first = events(log)[0]
+    assert isinstance(first, Snapshot)
+    assert first.unfinished
+    assert isinstance(runtime.log, Journal)
+    folder = Folder(runtime.log.header, log)
+    record = next(iter(iterate(log)))
+    spoiled = msgspec.structs.replace(first, unfinished=first.unfinished[1:])
+    kind, version, flags, payload = encode(spoiled)
+    folder.first = record.sequence
+    with pytest.raises(Divergence, match="unfinished requests"):
+        folder.take(Record(record.sequence, kind, version, flags, payload, 0, bytes(8)))
+
+
+def test_an_audit_of_another_size_does_not_fill_a_segment_with_snapshots(log: Path) -> None:
+    """Segments grow with their snapshots: else every record would begin one."""
+    results = write(log, audit_every=1)
+    assert results
+    assert len(files(log)) < len(events(log)) // 4

@@ -162,3 +162,17 @@ def test_bad_input_is_one_line(command: tuple[str, ...], tmp_path: Path, written
 @pytest.mark.parametrize("value", ["-1", "x", "1.5"])
 def test_audit_every_is_a_count(value: str) -> None:
     assert invoke("run", "abc", "--audit-every", value)[0] == 2
+
+
+def test_other_kernels_are_said_to_be_others(written: Path) -> None:
+    """The bits of another number of threads may differ: then the audits say nothing, and that is said."""
+    code, out, _ = invoke("replay", written, "--execute", "--threads", 2)
+    assert code == 0
+    assert "run in tolerance class 'dense fp32: sums in another order'" in out
+    assert "threads (1 then, 2 now) differs" in out
+    assert "audits say nothing here and were left out" in out
+    code, out, _ = invoke("replay", written, "--execute", "--threads", 2, "--json")
+    report = json.loads(out)
+    assert report["class"].startswith("dense")
+    assert report["differs"] == {"threads": ["1", "2"]}
+    assert report["audits_skipped"] > 1

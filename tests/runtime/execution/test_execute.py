@@ -13,7 +13,7 @@ import attrs
 import msgspec
 import pytest
 
-from txdecode.runtime import Divergence, Runtime, Sampling
+from txdecode.runtime import Divergence, InvalidArgument, InvalidRequest, NotInLog, Runtime, Sampling
 from txdecode.runtime.errors import EventUndecodable
 from txdecode.runtime.execution import ExecutionDivergence, ExecutionRefused, execute
 from txdecode.runtime.journal import read_header
@@ -429,3 +429,68 @@ def test_progress(written: Path, toy: Any) -> None:
 def test_nothing_loads_torch_before_a_model_is_opened() -> None:
     code = "import sys, txdecode.runtime.execution; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_attempts_are_in_the_snapshot(log: Path, toy: Any, write: Any, seed: int) -> None:
+    """Short drafts from three tokens: many attempts would draw the same, and only one is right."""
+    sampling = Sampling(temperature=1.0, top_k=3, seed=seed, law="chain")
+    write(
+        log,
+        toy(accuracy=4),
+        samplings=[sampling],
+        draft="executor",
+        draft_len=2,
+        tokens=60,
+        rounds=60,
+        segment_bytes=4096,
+        keep_segments=1,
+    )
+    assert read_header(log).place.first_sequence > 0
+    assert execute(log, toy(accuracy=4)).counts.rounds > 0
+
+
+def test_another_drafter_after_a_recovery(log: Path, toy: Any) -> None:
+    class Mine:
+        name = "mine"
+
+        def begin(self, request: int, tokens: Any) -> None: ...
+
+        def propose(self, request: int, count: int) -> tuple[int, ...]:
+            return (1, 2)[:count]
+
+        def commit(self, request: int, tokens: Any) -> None: ...
+
+        def end(self, request: int) -> None: ...
+
+    runtime = Runtime.open(toy(accuracy=6), log=log, draft="executor", draft_len=3)
+    runtime.submit([3, 1, 4], max_tokens=40)
+    for _ in range(4):
+        runtime.step()
+    runtime.close()
+    with Runtime.recover(log, toy(accuracy=6), draft=Mine()) as again:
+        again.run()
+    assert execute(log, toy(accuracy=6)).counts.tokens == 40
+    Mine.name = "executor"
+    with pytest.raises(InvalidRequest, match="must not be named 'executor'"):
+        Runtime.open(toy(), draft=Mine())
+
+
+@pytest.mark.parametrize("question", [{"request": 99}, {"request": -4}, {"until": -1}])
+def test_questions_that_the_log_cannot_answer(log: Path, toy: Any, write: Any, question: Any) -> None:
+    write(log, toy(), rounds=10)
+    with pytest.raises((NotInLog, InvalidArgument)):
+        execute(log, toy(), **question)
+
+
+def test_a_record_before_the_first(log: Path, toy: Any, write: Any) -> None:
+    write(log, toy(), tokens=60, rounds=60, segment_bytes=4096, keep_segments=1)
+    with pytest.raises(NotInLog, match="begins with record"):
+        execute(log, toy(), until=0)
+
+
+def test_one_request_alone_needs_bits_that_do_not_depend_on_the_batch(log: Path, write: Any) -> None:
+    make = partial(Depends, context=256, page_count=96)
+    write(log, make(), tokens=20)
+    with pytest.raises(InvalidArgument, match="bits depend on the batch"):
+        execute(log, make(), request=1)
