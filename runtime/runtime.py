@@ -15,6 +15,7 @@ from txdecode.runtime.errors import RequestFailed, RuntimeClosed
 from txdecode.runtime.handle import Handle
 from txdecode.runtime.intake import Intake
 from txdecode.runtime.journal import NullJournal, RecordLog
+from txdecode.runtime.journal.format import PAYLOAD_MAX
 from txdecode.runtime.loop import Loop
 from txdecode.runtime.opening import Opened
 from txdecode.runtime.report import warn
@@ -158,8 +159,12 @@ class Runtime:
 
     def snapshot(self) -> list[Framed]:
         """The record from which everything that was committed can be built again: the log's port for the beginning of
-        a new segment."""
-        return self._coordinator.store.snapshot()
+        a new segment. None where it is larger than a record can be: the segments before are then needed too."""
+        records = self._coordinator.store.snapshot()
+        if any(len(payload) > PAYLOAD_MAX for _, _, _, payload in records):
+            warn("snapshot too large for a record", bytes=len(records[0][3]))
+            return []
+        return records
 
     def note(self, event: RuntimeNote) -> None:
         """Append a note to the log."""

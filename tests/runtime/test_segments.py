@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from txdecode.runtime import Divergence, InvalidRequest, Runtime, replay
+from txdecode.runtime import runtime as runtime_module
 from txdecode.runtime.journal import Journal, Record, iterate
 from txdecode.runtime.replay import Folder
 from txdecode.state.ledgers import Ledgers
@@ -179,3 +180,15 @@ def test_an_audit_of_another_size_does_not_fill_a_segment_with_snapshots(log: Pa
     results = write(log, audit_every=1)
     assert results
     assert len(files(log)) < len(events(log)) // 4
+
+
+def test_a_snapshot_that_no_record_can_hold_is_left_out(
+    log: Path, monkeypatch: pytest.MonkeyPatch, whole: list[Any]
+) -> None:
+    monkeypatch.setattr(runtime_module, "PAYLOAD_MAX", 100)
+    results = write(log, keep_segments=1)
+    assert [result.ids for result in results] == [result.ids for result in whole]
+    # Nothing to begin with stands in the later ones, so the earlier ones stay.
+    assert files(log)[0] == log.name
+    assert len(files(log)) > 2
+    assert "Snapshot" not in replay(log).events
