@@ -317,8 +317,11 @@ def test_a_log_of_segments_folds_as_one(tmp_path: Path) -> None:
 
 
 def test_a_log_whose_beginning_was_dropped(tmp_path: Path) -> None:
-    whole = replay(run_in_segments(tmp_path / "whole.txlog"))
-    log = run_in_segments(tmp_path / "run.txlog", keep_segments=2)
+    # One run, its oldest files deleted: where a segment ends depends on the times in its records.
+    log = run_in_segments(tmp_path / "run.txlog")
+    whole = replay(log)
+    for number in files(log)[:-2]:
+        segment_path(log, number).unlink()
     assert len(files(log)) == 2
     assert 0 not in files(log)
     report = replay(log)
