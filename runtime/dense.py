@@ -10,7 +10,7 @@ from txdecode.kernels.models.loading import load_config, load_text
 from txdecode.kernels.models.source import resolve
 from txdecode.kernels.models.weights import load_weights
 from txdecode.runtime.errors import InvalidRequest
-from txdecode.runtime.opening import Opened
+from txdecode.runtime.opening import Opened, check_count
 from txdecode.runtime.text import Text
 
 
@@ -29,8 +29,8 @@ def open_dense(
         ("context", context),
         ("threads", threads),
     ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidRequest(f"{field} must be an integer of at least 1, found {value!r}")
+        if value is not None:
+            check_count(field, value, 1)
     source = resolve(name)
     # First what rules the model out: a missing tokenizer says little about a model that is not supported.
     load_config(source)

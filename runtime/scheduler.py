@@ -43,10 +43,6 @@ class Scheduler:
         """A request is over."""
         (self.running if request in self.running else self.waiting).remove(request)
 
-    def idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.waiting and not self.running
-
     # Admission.
 
     def admit(self) -> None:
