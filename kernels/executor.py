@@ -6,9 +6,7 @@ never read, so settling and abandoning touch no tensor.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -22,21 +20,16 @@ from txdecode.kernels.capability import (
     free_memory,
     numerics,
 )
+from txdecode.kernels.deciding import Verified, by_rows, digest, faults, proposal_of
 from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.models.llama import Limits, LlamaModel, memory_plan
 from txdecode.kernels.models.weights import DenseWeights
-from txdecode.kernels.sampling import judge
-from txdecode.kernels.sampling.argmax import lowest_argmax
-from txdecode.kernels.sampling.reference import NOTHING
 from txdecode.state.groups import StateGroup
-from txdecode.transactions.accept import greedy
 from txdecode.transactions.executor import (
-    NO_PROPOSAL,
     AuditEntry,
     Capabilities,
     CapabilityMissing,
     Description,
-    ExecutorFault,
     Outcome,
     PrefillPlan,
     Proposal,
@@ -90,9 +83,7 @@ class DenseExecutor:
         limits, plan = _plan(config, self._numerics, context, page_count, batch_max, rows_max)
         with torch.inference_mode():
             self._model = LlamaModel(weights, self._numerics, limits)
-        self._verified: dict[int, tuple[RoundPlan, torch.Tensor]] = {}
-        self._prompts: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
-        self._last: list[torch.Tensor] = []
+        self._verified = Verified()
         group = StateGroup(
             _GROUP,
             "pages",
@@ -137,9 +128,9 @@ class DenseExecutor:
         segments = [Segment(plan.tokens, plan.view.length, plan.pages[0]) for plan in batch]
         for segment in segments:
             self._check(segment, PREFILL_ROWS_MAX)
-        with _faults("prefill"):
-            for group in _by_rows(segments, PREFILL_ROWS_MAX):
-                self._model.forward(group, logits=False)
+        with faults("prefill"):
+            for group in by_rows(segments, PREFILL_ROWS_MAX):
+                self._model.forward([segments[index] for index in group], logits=False)
 
     def draft(self, plans: Sequence[RoundPlan]) -> list[Proposal]:
         """No drafters here: raises ``CapabilityMissing``."""
@@ -149,65 +140,16 @@ class DenseExecutor:
         """One forward over all rows of all rounds. Logits stay inside until the rounds are over."""
         assert 1 <= len(rounds) <= self._description.batch_max, len(rounds)
         segments = [self._segment(item) for item in rounds]
-        self._last = []
-        for item in rounds:
-            self._verified.pop(item.plan.request, None)
-        with _faults("verify"):
+        self._verified.begin(rounds)
+        with faults("verify"):
             logits = self._model.forward(segments, logits=True)
         assert logits is not None
-        parts = logits.split_with_sizes([len(segment.tokens) for segment in segments])
-        self._last = list(parts)
-        for item, part in zip(rounds, parts, strict=True):
-            self._verified[item.plan.request] = (item.plan, part)
+        self._verified.keep(rounds, logits)
 
     def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
-        """Each plan's target and its law. The rounds that are plainly greedy share one argmax."""
-        with _faults("accept"):
-            plain = self._choose_plainly([item for item in rounds if item.plan.target.plain])
-            return [next(plain) if item.plan.target.plain else self._judge(item) for item in rounds]
-
-    def _choose_plainly(self, rounds: Sequence[Round]) -> Iterator[Outcome]:
-        """A draft is accepted while it is the argmax of the row before it, lowest id on ties."""
-        if not rounds:
-            return
-        parts = [self._logits_of(item) for item in rounds]
-        targets = lowest_argmax(parts[0] if len(parts) == 1 else torch.cat(parts))
-        start = 0
-        for item in rounds:
-            proposal = _proposal(item)
-            stop = start + len(proposal.tokens) + 1
-            path, token = greedy(proposal.tokens, targets[start:stop])
-            if token == NOTHING:
-                raise ExecutorFault(
-                    f"request {item.plan.request}: row {path[-1]} of a round has no finite largest logit; "
-                    f"the launch rolls back"
-                )
-            yield Outcome(proposal, path, token)
-            start = stop
-
-    def _judge(self, item: Round) -> Outcome:
-        plan, proposal = item.plan, _proposal(item)
-        q = proposal.q if isinstance(proposal.q, torch.Tensor) else None
-        made = judge(
-            self._logits_of(item).float(),
-            plan.target,
-            plan.history,
-            proposal.tokens,
-            plan.rng[0],
-            q,
-            self._prompt_ids(plan),
-        )
-        return Outcome(proposal, made.path, made.token, made.logprobs)
-
-    def _prompt_ids(self, plan: RoundPlan) -> torch.Tensor | None:
-        """The ids of the request's prompt as a tensor, made once: penalties look at them in every round."""
-        if plan.history is None or not plan.target.penalises:
-            return None
-        kept = self._prompts.get(plan.request)
-        if kept is None or kept[0] is not plan.history.prompt:
-            kept = plan.history.prompt, torch.tensor(plan.history.prompt, dtype=torch.int64)
-            self._prompts[plan.request] = kept
-        return kept[1]
+        """Each plan's target and its law."""
+        with faults("accept"):
+            return self._verified.accept(rounds)
 
     def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
         """Not fused: raises ``CapabilityMissing``."""
@@ -222,17 +164,16 @@ class DenseExecutor:
         for item in settlements:
             assert item.path == tuple(range(len(item.path))), f"path {item.path} is no chain"
             assert 1 <= len(item.path) <= item.plan.width, (item.path, item.plan.width)
-            self._verified.pop(item.plan.request, None)
+            self._verified.over(item.plan.request)
 
     def abandon(self, plans: Sequence[RoundPlan]) -> None:
         """Forget the logits of these rounds."""
         for plan in plans:
-            self._verified.pop(plan.request, None)
+            self._verified.over(plan.request)
 
     def drop(self, request: int) -> None:
         """Forget the request; its pages belong to the runtime."""
-        self._verified.pop(request, None)
-        self._prompts.pop(request, None)
+        self._verified.drop(request)
 
     def audit(self, view: SequenceView, rows: bool = False) -> tuple[AuditEntry, ...]:
         """A 64-bit digest (blake2b) of keys and values for each layer and page ordinal, committed rows only; with
@@ -241,7 +182,7 @@ class DenseExecutor:
         Physical page numbers do not enter.
         """
         entries: list[AuditEntry] = []
-        with _faults("audit"):
+        with faults("audit"):
             for layer in range(self._description.groups[0].layers):
                 for ordinal in range(-(-view.length // PAGE_ROWS)):
                     start = ordinal * PAGE_ROWS
@@ -249,19 +190,19 @@ class DenseExecutor:
                     data = self._model.cache.page_rows(layer, view.pages[0][ordinal], count)
                     if rows:
                         entries.extend(
-                            AuditEntry(_GROUP, layer, ordinal, _digest(data[row]), start + row)
+                            AuditEntry(_GROUP, layer, ordinal, digest(data[row]), start + row)
                             for row in range(count)
                         )
-                    entries.append(AuditEntry(_GROUP, layer, ordinal, _digest(data)))
+                    entries.append(AuditEntry(_GROUP, layer, ordinal, digest(data)))
         return tuple(entries)
 
     def logits_of_last_launch(self) -> list[torch.Tensor]:
         """Logits [rows, vocab] of each round of the last ``verify``, in its order. For gates and debugging;
         the tensors are not copies."""
-        return list(self._last)
+        return list(self._verified.last)
 
     def _segment(self, item: Round) -> Segment:
-        plan, proposal = item.plan, _proposal(item)
+        plan, proposal = item.plan, proposal_of(item)
         assert plan.parents == tuple(range(-1, plan.width - 1)), f"rows {plan.parents} are no chain"
         assert len(proposal.tokens) < plan.width, (len(proposal.tokens), plan.width)
         segment = Segment((plan.pending, *proposal.tokens), plan.view.length, plan.pages[0])
@@ -274,11 +215,6 @@ class DenseExecutor:
         assert segment.end <= self._description.context, (segment.end, self._description.context)
         assert min(segment.tokens) >= 0, segment.tokens
         assert max(segment.tokens) < vocab, (segment.tokens, vocab)
-
-    def _logits_of(self, item: Round) -> torch.Tensor:
-        plan, logits = self._verified[item.plan.request]
-        assert plan is item.plan or plan == item.plan, "accept of a round that was not the last verified"
-        return logits
 
 
 def _plan(
@@ -302,37 +238,3 @@ def _plan(
     if sum(plan.values()) > free:
         raise MemoryPlanRefused(plan, free)
     return limits, plan
-
-
-def _by_rows(segments: Sequence[Segment], rows_max: int) -> Iterator[list[Segment]]:
-    """Successive groups of at most ``rows_max`` rows together."""
-    group: list[Segment] = []
-    rows = 0
-    for segment in segments:
-        if group and rows + len(segment.tokens) > rows_max:
-            yield group
-            group, rows = [], 0
-        group.append(segment)
-        rows += len(segment.tokens)
-    if group:
-        yield group
-
-
-def _proposal(item: Round) -> Proposal:
-    return NO_PROPOSAL if item.proposal is None else item.proposal
-
-
-def _digest(rows: torch.Tensor) -> int:
-    data = rows.contiguous().view(torch.uint8).numpy().data
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-@contextlib.contextmanager
-def _faults(verb: str) -> Iterator[None]:
-    """Run kernels: what torch raises becomes an ``ExecutorFault`` that names the verb."""
-    try:
-        with torch.inference_mode():
-            yield
-    except (RuntimeError, MemoryError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ExecutorFault(f"{verb} failed in a kernel: {reason[0]}; the launch rolls back") from error

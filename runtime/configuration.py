@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +22,8 @@ RNG_LAW = "philox4x32-10/position/1"
 class Options:
     """How a runtime was opened; recovery opens the same again. ``pages`` are those that the pool got, since what a
     machine has free differs from day to day. ``eos_ids`` are those of an executor of the caller's own. The log goes
-    on in a new file past ``segment_bytes``, and the oldest are deleted past ``keep_segments``."""
+    on in a new file past ``segment_bytes``, and the oldest are deleted past ``keep_segments``. ``rollback``: the form
+    of recurrent state that was asked for. ``draft_depth``: most drafts a round of the executor's own drafter."""
 
     model: str = ""
     dtype: str = "bf16"
@@ -34,6 +36,8 @@ class Options:
     eos_ids: tuple[int, ...] = ()
     segment_bytes: int = SEGMENT_BYTES
     keep_segments: int | None = None
+    rollback: str | None = None
+    draft_depth: int | None = None
 
 
 def code_version() -> str:
@@ -45,7 +49,9 @@ def code_version() -> str:
 
 
 def fingerprint(description: Description, extra: Mapping[str, str]) -> dict[str, str]:
-    """What must agree for two runs to be equal to the bit."""
+    """What must agree for two runs to be equal to the bit. The geometry of the state is in the configuration, as
+    groups; the form of recurrent state, which two equal groups may differ in, is here."""
+    form = description.capabilities.rollback
     return {
         "txdecode": code_version(),
         "python": platform.python_version(),
@@ -53,6 +59,7 @@ def fingerprint(description: Description, extra: Mapping[str, str]) -> dict[str,
         "executor": description.name,
         "numerics": description.capabilities.tolerance,
         "rng": RNG_LAW,
+        **({"rollback": form} if form else {}),
         **description.fingerprint,
         **extra,
     }
@@ -67,6 +74,22 @@ def to_data(description: Description, options: Options) -> dict[str, Any]:
         "groups": [list(attrs.astuple(group)) for group in description.groups],
         "options": {**attrs.asdict(options), "eos_ids": list(options.eos_ids)},
     }
+
+
+def differing(
+    recorded: Mapping[str, Any], description: Description, options: Options
+) -> tuple[str, object, object] | None:
+    """The first field of a log's configuration that is not that of ``description``, with what was recorded and what
+    is here; ``None`` where all that matters agrees. Groups of an older log get the fields that it lacks."""
+    here = to_data(description, options)
+    for field in ("executor", "vocab_size", "context", "groups"):
+        found = recorded.get(field)
+        if field == "groups":
+            with contextlib.suppress(KeyError, TypeError, AssertionError):
+                found = [list(attrs.astuple(group)) for group in groups_from(recorded)]
+        if found != here[field]:
+            return field, recorded.get(field), here[field]
+    return None
 
 
 def groups_from(data: Mapping[str, Any]) -> tuple[StateGroup, ...]:

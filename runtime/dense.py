@@ -1,23 +1,33 @@
-"""Opening a dense model: files to weights to executor. The only module of the runtime that loads torch."""
+"""Opening a model: files to weights to executor. The only module of the runtime that loads torch."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import attrs
+
 from txdecode.kernels.capability import DtypeName
 from txdecode.kernels.executor import DenseExecutor
+from txdecode.kernels.hybrid_executor import HybridExecutor
 from txdecode.kernels.models.loading import load_config, load_text
 from txdecode.kernels.models.source import resolve
-from txdecode.kernels.models.weights import load_weights
+from txdecode.kernels.models.weights import DenseWeights, HybridWeights, load_weights
 from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.opening import Opened, check_count
 from txdecode.runtime.text import Text
+from txdecode.transactions.executor import Executor, Rollback
 
 
 def open_dense(
-    name: str, dtype: str, pages: int | None, batch_max: int, context: int | None, threads: int | None
+    name: str,
+    dtype: str,
+    pages: int | None,
+    batch_max: int,
+    context: int | None,
+    threads: int | None,
+    rollback: Rollback | None = None,
 ) -> Opened:
-    """The dense executor over the model ``name``; arguments as for ``open_runtime``.
+    """An executor over the model ``name``; arguments as for ``open_runtime``.
 
     Raises subclasses of ``ModelError`` for what can't be loaded, ``InvalidRequest`` for arguments out of range.
     """
@@ -36,14 +46,9 @@ def open_dense(
     load_config(source)
     assets = load_text(source)
     text = Text(assets)
-    executor = DenseExecutor(
-        load_weights(source, dtype),
-        dtype=cast(DtypeName, dtype),
-        page_count=pages,
-        batch_max=batch_max,
-        context=context,
-        threads=threads,
-    )
+    weights = load_weights(source, dtype)
+    sizes = _Sizes(pages, batch_max, context, threads)
+    executor = _executor(weights, cast(DtypeName, dtype), sizes, rollback)
     return Opened(
         executor,
         name,
@@ -51,3 +56,21 @@ def open_dense(
         frozenset(assets.eos_ids),
         fingerprint={"tokenizer": assets.digest()},
     )
+
+
+@attrs.frozen
+class _Sizes:
+    page_count: int | None
+    batch_max: int
+    context: int | None
+    threads: int | None
+
+
+def _executor(
+    weights: DenseWeights | HybridWeights, dtype: DtypeName, sizes: _Sizes, rollback: Rollback | None
+) -> Executor:
+    options = attrs.asdict(sizes)
+    if isinstance(weights, DenseWeights):
+        # A rollback form that was asked for is refused by the caller: this executor has no recurrent state.
+        return DenseExecutor(weights, dtype=dtype, **options)
+    return HybridExecutor(weights, dtype=dtype, rollback=rollback or "columns", **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Literal, Protocol
 
 import attrs
@@ -24,6 +24,7 @@ class Stats:
     ``drafted`` tokens were offered, ``accepted`` of them agreed with the target, ``emitted`` is what the
     request got after the clip. Times are seconds: ``prefill_s`` of the launches that consumed its known
     tokens, ``decode_s`` of the steps that ran its rounds, ``host_s`` the part of those outside the executor.
+    ``by_source``: tokens offered and accepted, by drafter; copies that extend learned drafts count for the host's.
     """
 
     prompt_tokens: int = 0
@@ -37,6 +38,7 @@ class Stats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     host_s: float = 0.0
+    by_source: Mapping[str, tuple[int, int]] = attrs.Factory(dict)
 
     @property
     def tok_s(self) -> float:

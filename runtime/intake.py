@@ -49,6 +49,7 @@ class Intake:
         self.drafter: Drafter | None = opened.drafter
         self.description = opened.executor.describe()
         self.drafts = opened.drafts
+        self._draft_depth = options.draft_depth
         self._controller = parse(options.draft_len)
         self._driver = driver
         self._numbers = itertools.count()
@@ -57,9 +58,9 @@ class Intake:
     @property
     def drafter_name(self) -> str:
         """Name of the drafter in reports."""
-        if self.drafter is not None:
-            return self.drafter.name
-        return self.description.name if self.drafts else "none"
+        learned = self.description.name if self.drafts else ""
+        host = self.drafter.name if self.drafter is not None else ""
+        return "+".join(filter(None, (learned, host))) or "none"
 
     def start_at(self, number: int) -> None:
         """Number of the next request (recovery goes on after the last one of the log)."""
@@ -124,6 +125,7 @@ class Intake:
             self.drafter,
             self.description.vocab_size,
             self.drafts,
+            self._draft_depth,
             parameters.sampling.target(tuple(sorted(stop_ids))),
         )
 

@@ -153,7 +153,7 @@ class Loop:
 
     def _publish(self, request: Request, tx: Transaction) -> None:
         assert tx.outcome is not None
-        request.observe(len(tx.outcome.proposal.tokens), tx.outcome.accepted)
+        request.observe(tx.outcome.proposal, tx.outcome.accepted)
         piece = request.take(tx.emitted, tx.logprobs)
         request.handle.publish(tx.emitted, piece)
         if tx.clip != "none":
@@ -197,4 +197,4 @@ class Loop:
         if drafter is not None:
             with suppress(Exception):
                 drafter.end(request.id)
-        spec_line(request, drafter.name if drafter is not None else self._intake.drafter_name, finish)
+        spec_line(request, self._intake.drafter_name, finish)

@@ -17,7 +17,8 @@ from txdecode.runtime.journal.segments import list_segments, place_of
 from txdecode.runtime.policy.controllers import parse
 from txdecode.runtime.text import Text
 from txdecode.state.groups import of_kind
-from txdecode.transactions.executor import Drafter, Executor
+from txdecode.transactions.binding import check_binding
+from txdecode.transactions.executor import ROLLBACKS, Drafter, Executor, Rollback
 from txdecode.transactions.transaction import Observer
 
 if TYPE_CHECKING:
@@ -27,10 +28,14 @@ SEGMENT_BYTES_MIN = 1 << 12
 
 Durability = Literal["none", "write", "fsync"]
 
+LEARNED = frozenset({"executor", "mtp", "mtp+lookup"})
+"""Names of ``draft`` by which the executor's own drafter is used, alone or with a copying one of the host."""
+
 
 @attrs.frozen
 class Opened:
-    """What a runtime runs on. ``drafts`` says that the executor's own drafters are to be used."""
+    """What a runtime runs on. ``drafts`` says that the executor's own drafters are to be used: where there is a
+    ``drafter`` too, in the rounds that it leaves to them."""
 
     executor: Executor
     name: str
@@ -42,7 +47,7 @@ class Opened:
 
 
 def open_runtime(
-    model: str | os.PathLike[str] | Executor = "smollm2",
+    model: str | os.PathLike[str] | Executor = "bundled",
     *,
     log: str | os.PathLike[str] | None = None,
     dtype: str = "bf16",
@@ -61,22 +66,27 @@ def open_runtime(
     audit_every: int = 0,
     segment_bytes: int = SEGMENT_BYTES,
     keep_segments: int | None = None,
+    rollback: str | None = None,
+    draft_depth: int | None = None,
     storage: OpenStorage = FileStorage,
 ) -> Runtime:
     """Open a runtime.
 
-    ``model``: ``"smollm2"``, a folder in Hugging Face layout, a ``.gguf`` file, or an ``Executor`` of your own
-    (then ``text`` and ``eos_ids`` are yours to give, and ``dtype``, ``pages``, ``batch_max``, ``context`` and
-    ``threads`` are not used). ``log``: path of the event log; an existing file is refused unless ``overwrite``.
+    ``model``: ``"bundled"``, ``"smollm2"``, a folder in Hugging Face layout, a ``.gguf`` file, or an ``Executor`` of
+    your own (then ``text`` and ``eos_ids`` are yours to give, and ``dtype``, ``pages``, ``batch_max``, ``context``
+    and ``threads`` are not used). ``log``: path of the event log; an existing file is refused unless ``overwrite``.
     ``durability``: what publishing waits for (``none``, ``write``, ``fsync``). ``dtype``: ``bf16`` or ``fp32``.
-    ``draft``: ``lookup``, ``none``, ``executor`` (its own drafters) or a ``Drafter``. ``draft_len``: 0 to 15,
-    ``additive`` or ``additive:CAP``. ``pages``: KV pages in the pool. ``batch_max``: most requests that decode
-    together. ``context``: most tokens of a request. ``observer`` is told of every phase transition;
-    ``paranoid`` compares device audits after every rollback. ``audit_every``: after so many rounds of a request its
-    device state is recorded, as digests by layer and page, column or ring; with ``paranoid`` by row too, and it is
-    computed again from the tokens and compared where the pools have room for it (0: never). ``segment_bytes``: past
-    that size the log goes on in a new file beside it, which begins with a snapshot; ``keep_segments``: how many of
-    them stay (all). ``storage`` is the port to the log's disk, for tests.
+    ``draft``: ``lookup``, ``none``, ``executor`` (its own drafter; ``mtp`` is the same), ``mtp+lookup`` (both: a copy
+    with a long match replaces what the model drafts, another may follow it) or a ``Drafter``. ``draft_depth``: most
+    drafts a round of the model's own drafter, for an executor that is driven verb by verb (all). ``draft_len``: 0 to
+    15, ``additive`` or ``additive:CAP``. ``pages``: KV pages in the pool. ``batch_max``: most requests that decode
+    together. ``context``: most tokens of a request. ``observer`` is told of every phase transition; ``paranoid``
+    compares device audits after every rollback. ``audit_every``: after so many rounds of a request its device state
+    is recorded, as digests by layer and page, column or ring; with ``paranoid`` by row too, and it is computed again
+    from the tokens and compared where the pools have room for it (0: never). ``segment_bytes``: past that size the
+    log goes on in a new file beside it, which begins with a snapshot; ``keep_segments``: how many of them stay (all).
+    ``rollback``: the form of a hybrid model's recurrent state, ``columns``, ``replay`` or ``restore``: equal to the
+    bit in committed state, different in memory and time. ``storage`` is the port to the log's disk, for tests.
 
     Raises ``ModelError``, ``JournalError``, ``InvalidDraftLength``, ``InvalidRequest``, ``CapabilityMissing``.
     """
@@ -87,6 +97,13 @@ def open_runtime(
     check_count("segment_bytes", segment_bytes, SEGMENT_BYTES_MIN)
     if keep_segments is not None:
         check_count("keep_segments", keep_segments, 1)
+    if draft_depth is not None:
+        check_count("draft_depth", draft_depth, 1)
+        if not (isinstance(draft, str) and draft in LEARNED):
+            raise InvalidRequest(
+                f"draft_depth limits the model's own drafter, which draft={draft!r} does not use; leave it out, "
+                f"or draft with 'mtp'"
+            )
     if durability not in get_args(Durability):
         raise InvalidRequest(
             f"durability must be one of {', '.join(get_args(Durability))}, found {durability!r}"
@@ -96,8 +113,15 @@ def open_runtime(
         for segment in list_segments(place_of(log)):
             if segment.size:
                 raise JournalExists(segment.path, segment.size)
-    opened = open_model(model, dtype, draft, pages, batch_max, context, threads, text, frozenset(eos_ids))
+    opened = open_model(
+        model, dtype, draft, pages, batch_max, context, threads, text, frozenset(eos_ids), rollback
+    )
     description = opened.executor.describe()
+    if draft_depth is not None and description.capabilities.fused:
+        raise InvalidRequest(
+            f"executor '{description.name}' is fused and drafts as deep as its rounds are wide; leave draft_depth "
+            f"out, or lower draft_len"
+        )
     pooled = of_kind(description.groups, "pages")
     options = Options(
         opened.name,
@@ -111,6 +135,8 @@ def open_runtime(
         tuple(eos_ids),
         segment_bytes,
         keep_segments,
+        rollback,
+        draft_depth,
     )
     journal = None
     if log is not None:
@@ -153,37 +179,58 @@ def open_model(
     threads: int | None = None,
     text: Text | None = None,
     eos_ids: frozenset[int] = frozenset(),
+    rollback: str | None = None,
 ) -> Opened:
     """The executor with tokenizer and drafter; arguments as for ``open_runtime``."""
+    if rollback is not None and rollback not in ROLLBACKS:
+        raise InvalidRequest(f"rollback must be one of {', '.join(ROLLBACKS)}, found {rollback!r}")
     if not isinstance(model, str | os.PathLike):
         opened = Opened(model, model.describe().name, text, eos_ids)
     else:
-        opened = _open_dense(os.fspath(model), dtype, pages, batch_max, context, threads)
+        opened = _open_dense(os.fspath(model), dtype, pages, batch_max, context, threads, rollback)
+    description = opened.executor.describe()
+    if rollback is not None and not of_kind(description.groups, "column"):
+        raise InvalidRequest(
+            f"rollback '{rollback}' is a form of recurrent state, and '{opened.name}' has none; leave it out"
+        )
+    check_binding(description, rollback)
     if not isinstance(draft, str):
         name = getattr(draft, "name", None)
         if not isinstance(name, str) or not name.isprintable():
             raise InvalidRequest(f"draft must be a name or a Drafter with a printable name, found {draft!r}")
-        if name in ("none", "executor"):
+        if name == "none" or name in LEARNED:
             raise InvalidRequest(f"a Drafter must not be named '{name}', which means something else in a log")
         return attrs.evolve(opened, drafter=draft)
     if draft == "lookup":
         return attrs.evolve(opened, drafter=PromptLookup())
-    if draft == "executor" and opened.executor.describe().capabilities.drafts:
-        return attrs.evolve(opened, drafts=True)
+    if draft in LEARNED:
+        if not description.capabilities.drafts:
+            raise InvalidRequest(
+                f"draft '{draft}' needs an executor that drafts, and '{description.name}' has no drafter of its own; "
+                f"use 'lookup'"
+            )
+        return attrs.evolve(opened, drafts=True, drafter=PromptLookup() if draft == "mtp+lookup" else None)
     if draft != "none":
         raise InvalidRequest(
-            f"draft must be 'lookup', 'none', a Drafter, or 'executor' for an executor that drafts; found '{draft}'"
+            f"draft must be 'lookup', 'none', a Drafter, or, for an executor that drafts, 'mtp', 'mtp+lookup' or "
+            f"'executor'; found '{draft}'"
         )
     return opened
 
 
 def _open_dense(
-    name: str, dtype: str, pages: int | None, batch_max: int, context: int | None, threads: int | None
+    name: str,
+    dtype: str,
+    pages: int | None,
+    batch_max: int,
+    context: int | None,
+    threads: int | None,
+    rollback: Rollback | None,
 ) -> Opened:
     # Only here does the runtime touch torch: replay and inspection must not load it.
     from txdecode.runtime.dense import open_dense
 
-    return open_dense(name, dtype, pages, batch_max, context, threads)
+    return open_dense(name, dtype, pages, batch_max, context, threads, rollback)
 
 
 def drafter_named(name: str, supplied: Any) -> str | Drafter:
@@ -191,4 +238,4 @@ def drafter_named(name: str, supplied: Any) -> str | Drafter:
     if supplied is not None:
         drafter: str | Drafter = supplied
         return drafter
-    return name if name in ("lookup", "none", "executor") else "none"
+    return name if name in ("lookup", "none") or name in LEARNED else "none"

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from txdecode.runtime.configuration import Options, fingerprint, to_data
+from txdecode.runtime.configuration import Options, differing, fingerprint
 from txdecode.runtime.errors import EventUndecodable, InvalidRequest, RecoveryRefused
 from txdecode.runtime.journal import FileStorage, Header, Journal, OpenStorage, Record, read_header
 from txdecode.runtime.opening import Durability, Opened, drafter_named, open_model
@@ -68,6 +68,7 @@ def recover_runtime(
         options.threads if threads is None else threads,
         text,
         frozenset(options.eos_ids if eos_ids is None else eos_ids),
+        options.rollback,
     )
     _check_same(header, opened, options)
     folder = Folder(header, path)
@@ -109,10 +110,9 @@ def recover_runtime(
 def _check_same(header: Header, opened: Opened, options: Options) -> None:
     """The log's state groups, vocabulary and numerics must be those at hand."""
     description = opened.executor.describe()
-    here = to_data(description, options)
-    for field in ("executor", "vocab_size", "context", "groups"):
-        if header.configuration.get(field) != here[field]:
-            raise RecoveryRefused(field, header.configuration.get(field), here[field])
+    at = differing(header.configuration, description, options)
+    if at is not None:
+        raise RecoveryRefused(*at)
     now = fingerprint(description, opened.fingerprint)
     for field, value in header.fingerprint.items():
         # Another release of this code or of Python decodes the same text; another kernel may not.

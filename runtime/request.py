@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, Protocol
 
 import attrs
 
+from txdecode.runtime.drafters.composed import extension, replacement
 from txdecode.runtime.handle import Finish, Handle, Result, Stats
 from txdecode.runtime.policy.controllers import Controller
 from txdecode.runtime.sampling import Sampling
@@ -79,8 +80,9 @@ class Parameters:
 
 @attrs.define(eq=False)
 class Request:
-    """One request. ``learned`` says that the executor drafts for it, ``target`` how its tokens are chosen; ``faults``
-    counts consecutive faults of the executor in its launches."""
+    """One request. ``learned`` says that the executor drafts for it (where ``drafter`` leaves it to that), ``target``
+    how its tokens are chosen; ``faults`` counts consecutive faults of the executor in its launches. ``by_source`` are
+    tokens offered and accepted by drafter."""
 
     id: int
     prompt: tuple[int, ...]
@@ -93,6 +95,7 @@ class Request:
     drafter: Drafter | None
     vocab_size: int
     learned: bool
+    draft_depth: int | None = None
     target: Target = GREEDY
     ids: list[int] = attrs.Factory(list)
     pieces: list[str] = attrs.Factory(list)
@@ -109,6 +112,7 @@ class Request:
     prefill_ns: int = 0
     decode_ns: int = 0
     device_ns: int = 0
+    by_source: dict[str, tuple[int, int]] = attrs.Factory(dict)
 
     def submitted(self, now_us: int) -> RequestSubmitted:
         """The event that makes this request known."""
@@ -147,12 +151,24 @@ class Request:
     def propose(self, count: int) -> Proposal:
         """Ask the host drafter. It may fail or misbehave without harm: the round is then a plain step, and a
         drafter that keeps failing is left out for the rest of the request."""
+        return self._asked(lambda drafter: drafter.propose(self.id, count), count)
+
+    def replace(self, count: int) -> Proposal | None:
+        """Ask the host drafter whether it knows better than the executor's; ``None`` where it does not, or failed."""
+        made = self._asked(lambda drafter: replacement(drafter, self.id, count), count)
+        return made if made.tokens else None
+
+    def extend(self, drafts: tuple[int, ...], count: int) -> Proposal:
+        """Ask the host drafter what comes after the executor's drafts."""
+        return self._asked(lambda drafter: extension(drafter, self.id, count, drafts), count)
+
+    def _asked(self, ask: Callable[[Drafter], Sequence[Any]], count: int) -> Proposal:
         drafter = self.drafter
         if drafter is None:
             return NO_PROPOSAL
         try:
             # Array libraries have integers of their own, which the log could not hold.
-            tokens = tuple(int(index(token)) for token in drafter.propose(self.id, count))
+            tokens = tuple(int(index(token)) for token in ask(drafter))
             if len(tokens) > count:
                 raise ValueError(f"{len(tokens)} tokens proposed, at most {count} asked")
             if not all(0 <= token < self.vocab_size for token in tokens):
@@ -168,16 +184,31 @@ class Request:
         if self.draft_faults >= most:
             self.drafter = None
 
-    def observe(self, offered: int, accepted: int) -> None:
+    def observe(self, proposal: Proposal, accepted: int) -> None:
         """Count a committed round."""
         self.rounds += 1
         self.faults = 0
+        offered = len(proposal.tokens)
         if offered:
             self.drafted += offered
             self.accepted += accepted
+            self._count_sources(proposal, accepted)
         else:
             self.plain_steps += 1
         self.controller.observe(self.id, offered, accepted)
+
+    def _count_sources(self, proposal: Proposal, accepted: int) -> None:
+        first, last = proposal.source, ""
+        if proposal.copied:
+            first, _, last = proposal.source.rpartition("+")
+        drawn = proposal.drawn
+        for name, offered, right in (
+            (first, drawn, min(accepted, drawn)),
+            (last, proposal.copied, max(accepted - drawn, 0)),
+        ):
+            if offered:
+                before = self.by_source.get(name, (0, 0))
+                self.by_source[name] = before[0] + offered, before[1] + right
 
     def take(self, emitted: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> str:
         """Committed tokens enter everything that is derived from them; returns the text made final."""
@@ -215,6 +246,7 @@ class Request:
             self.prefill_ns / 1e9,
             self.decode_ns / 1e9,
             (self.decode_ns - self.device_ns) / 1e9,
+            dict(self.by_source),
         )
 
     def result(self, finish: Finish) -> Result:

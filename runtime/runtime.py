@@ -23,10 +23,10 @@ from txdecode.runtime.request import Parameters, Request
 from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.scheduler import Scheduler
 from txdecode.state.ledgers import Ledgers
+from txdecode.transactions.binding import check_binding
 from txdecode.transactions.codec import Framed
 from txdecode.transactions.coordinator import Coordinator
 from txdecode.transactions.events import RequestSubmitted, RuntimeNote
-from txdecode.transactions.executor import CapabilityMissing
 from txdecode.transactions.phase import Signal
 from txdecode.transactions.residency import Residency
 from txdecode.transactions.store import Store
@@ -54,13 +54,9 @@ class Runtime:
     ) -> None:
         executor = opened.executor
         description = executor.describe()
-        if description.capabilities.advance != "on_settle":
-            raise CapabilityMissing(
-                f"executor '{description.name}' advances its state on the device; this version drives executors "
-                f"that advance on settle"
-            )
         self.description = description
         self.options = options if options is not None else Options()
+        check_binding(description, self.options.rollback)
         self.text = opened.text
         self.log: RecordLog = log if log is not None else NullJournal()
         self.ledgers = ledgers if ledgers is not None else Ledgers(description.groups)
@@ -83,7 +79,7 @@ class Runtime:
     # Opening.
 
     @classmethod
-    def open(cls, model: Any = "smollm2", **options: Any) -> Runtime:
+    def open(cls, model: Any = "bundled", **options: Any) -> Runtime:
         """Open a model and, with ``log``, an event log; see ``txdecode.runtime.opening.open_runtime`` for all
         options and errors."""
         from txdecode.runtime.opening import open_runtime

@@ -167,6 +167,17 @@ class Scheduler:
                 drafts -= 1
 
     def _ask(self, request: Request, drafts: int, left: int) -> Ask:
-        # Without a drafter of the host the executor is asked only where it was chosen: it may have one too.
-        propose = None if request.learned else request.propose
-        return Ask(request.id, drafts, request.rules(left), propose, request.target_now())
+        rules, target = request.rules(left), request.target_now()
+        if not request.learned:
+            # Without a drafter of the host the executor is asked only where it was chosen: it may have one too.
+            return Ask(request.id, drafts, rules, request.propose, target)
+        composed = request.drafter is not None
+        return Ask(
+            request.id,
+            drafts,
+            rules,
+            request.replace if composed else None,
+            target,
+            request.extend if composed else None,
+            request.draft_depth,
+        )

@@ -114,6 +114,7 @@ class Trace:
             "launch": event.launch,
             "source": event.source,
             "drafted": len(event.drafts),
+            "copied": event.copied,
             "accepted": event.accepted,
             "emitted": emitted,
         }

@@ -71,7 +71,8 @@ class Pools:
         self.reserved = 0
 
     def reserve(self, request: int, rows: int, columns: int) -> Reservation:
-        """Pages that ``rows`` more rows of ``request`` can touch and ``columns`` columns a group.
+        """Pages that ``rows`` more rows of ``request`` can touch and ``columns`` columns of every group that
+        takes one a row, one of every other.
 
         All or nothing; raises ``LedgerExhausted`` naming the group. The boundary page is the sequence's
         own already, so only pages past its table are taken.
@@ -84,8 +85,8 @@ class Pools:
                 length = ledger.lengths[request] + rows
                 for g, pool in enumerate(self.pages):
                     taken.append(pool.take(ledger.needed(g, length) - len(ledger.tables[request][g])))
-            for pool in self.columns:
-                taken_columns.append(pool.take(columns))
+            for group, pool in zip(self.ledgers.recurrent.groups, self.columns, strict=True):
+                taken_columns.append(pool.take(group.reserved_columns(columns)))
         except LedgerExhausted:
             for pool, units in zip(self.pages, taken, strict=False):
                 pool.give(units)

@@ -93,21 +93,23 @@ def inverse(weights: Sequence[float], x: int) -> int:
 def chain(
     drafts: Sequence[int],
     targets: Sequence[Sequence[float]],
-    proposals: Sequence[Sequence[float]] | None,
+    proposals: Sequence[Sequence[float] | None] | None,
     draw: Draw,
 ) -> Verdict:
     """Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): the emitted tokens are distributed as the
     target's, whatever the proposals.
 
     ``targets[i]`` are the probabilities p of row i, ``proposals[i]`` those q that draft i was drawn from; ``None``
-    where the drafts are point masses (copied, or an argmax). Draft i is accepted iff v·q(d) < p(d) for the accept
-    word of its position. A rejection draws from max(p − q, 0) with the residual word of the position; where that
-    has no mass p and q agree, and the draft stands. After full acceptance the target word draws from the last row.
+    where it is a point mass (copied, or an argmax), or in the place of them all where all drafts are. Draft i is
+    accepted iff v·q(d) < p(d) for the accept word of its position. A rejection draws from max(p − q, 0) with the
+    residual word of the position; where that has no mass p and q agree, and the draft stands. After full acceptance
+    the target word draws from the last row.
     """
     assert len(targets) == len(drafts) + 1, f"{len(targets)} target rows for {len(drafts)} drafts"
     for row, draft in enumerate(drafts):
         p = targets[row]
-        q = _point(draft, len(p)) if proposals is None else proposals[row]
+        drawn = None if proposals is None else proposals[row]
+        q = _point(draft, len(p)) if drawn is None else drawn
         if q[draft] > 0 and uniform(draw(ACCEPT, row)) * q[draft] < p[draft]:
             continue
         residual = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]

@@ -20,6 +20,11 @@ def check_proposal(proposal: Proposal | None, asked: int, vocab_size: int) -> No
         raise ExecutorFault(f"expected the law 'point' or 'sampled' of a proposal, found {proposal.law!r}")
     if type(proposal.source) is not str or not proposal.source.isprintable():
         raise ExecutorFault(f"expected a printable name of a drafter, found {proposal.source!r}")
+    copied = proposal.copied
+    if type(copied) is not int or not 0 <= copied <= len(proposal.tokens):
+        raise ExecutorFault(
+            f"drafter '{proposal.source}' said that {copied!r} of {len(proposal.tokens)} drafts are copied"
+        )
     if not proposal.tokens:
         return
     if len(proposal.tokens) > asked:
@@ -30,6 +35,15 @@ def check_proposal(proposal: Proposal | None, asked: int, vocab_size: int) -> No
         )
 
 
+def check_drafted(proposal: Proposal, asked: int, vocab_size: int) -> None:
+    """What an executor drafts itself holds no copies of the host; raises ``ExecutorFault``."""
+    check_proposal(proposal, asked, vocab_size)
+    if proposal.copied:
+        raise ExecutorFault(
+            f"drafter '{proposal.source}' of the executor said that {proposal.copied} drafts were copied by the host"
+        )
+
+
 def check_outcome(
     request: int, outcome: Outcome, offered: Proposal | None, asked: int, vocab_size: int
 ) -> None:
@@ -37,8 +51,8 @@ def check_outcome(
     its path a chain of their rows, its token in the vocabulary; raises ``ExecutorFault``."""
     rows = len(outcome.proposal.tokens) + 1
     if offered is None:
-        check_proposal(outcome.proposal, asked, vocab_size)
-    elif outcome.proposal.tokens != offered.tokens:
+        check_drafted(outcome.proposal, asked, vocab_size)
+    elif (outcome.proposal.tokens, outcome.proposal.copied) != (offered.tokens, offered.copied):
         raise ExecutorFault(f"request {request}: the outcome is of other drafts than were offered")
     if outcome.path != tuple(range(len(outcome.path))) or not 1 <= len(outcome.path) <= rows:
         raise ExecutorFault(f"request {request}: path {outcome.path} of {rows} rows is no chain")

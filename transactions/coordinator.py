@@ -21,16 +21,10 @@ from txdecode.state.rng import LAWS
 from txdecode.transactions.audit import audit
 from txdecode.transactions.clip import clip
 from txdecode.transactions.codec import printable
-from txdecode.transactions.contract import check_count, check_logprobs, check_outcome, check_proposal
+from txdecode.transactions.contract import check_count, check_logprobs, check_outcome
+from txdecode.transactions.drafting import draft
 from txdecode.transactions.events import RoundRolledBack, RuntimeNote
-from txdecode.transactions.executor import (
-    NO_PROPOSAL,
-    Executor,
-    Outcome,
-    Round,
-    RoundPlan,
-    Settlement,
-)
+from txdecode.transactions.executor import Executor, Outcome, Round, RoundPlan, Settlement
 from txdecode.transactions.phase import Phase, Signal
 from txdecode.transactions.record import round_committed
 from txdecode.transactions.store import Store
@@ -187,26 +181,11 @@ class Coordinator:
     def _draft(self, launch: Launch) -> None:
         start = self.clock()
         rounds = launch.open
-        hosted = [tx for tx in rounds if tx.ask.propose is not None]
-        for tx in hosted:
-            assert tx.ask.propose is not None
-            tx.proposal = tx.ask.propose(tx.ask.drafts) if tx.ask.drafts else NO_PROPOSAL
-        learned = [tx for tx in rounds if tx.ask.propose is None]
-        capabilities = self.description.capabilities
-        if learned and not capabilities.drafts:
-            for tx in learned:
-                tx.proposal = NO_PROPOSAL
-        elif learned and not capabilities.fused:
-            proposals = self.executor.draft([tx.plan for tx in learned])
-            check_count("proposals", len(proposals), len(learned))
-            for tx, proposal in zip(learned, proposals, strict=True):
-                tx.proposal = proposal
-        for tx in rounds:
-            check_proposal(tx.proposal, tx.ask.drafts, self.description.vocab_size)
+        draft(self.executor, rounds)
         end = self.clock()
         self.device_ns["draft"] += end - start
         launch.times = ((end - start) // 1000, 0, 0)
-        if capabilities.fused:
+        if self.description.capabilities.fused:
             launch.ticket = self.executor.launch(launch.number, _rounds(rounds))
             launch.flown = rounds
             self.flights.append(launch)

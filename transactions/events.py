@@ -76,10 +76,12 @@ class RoundCommitted(Event, array_like=True, frozen=True):
     after the clip (t tokens). ``law`` 0 point, 1 sampled. ``clip`` indexes ``CLIP_REASONS``; other than 0
     it ends the request. ``path`` is empty for a chain (rows 0..t-1). ``times`` are microseconds: since the
     journal was opened, draft, verify, accept; replay ignores them. ``logprobs`` has one entry an emitted token
-    where the request wants them: token, raw, target, pairs of the likeliest by either."""
+    where the request wants them: token, raw, target, pairs of the likeliest by either. The last ``copied`` drafts
+    were appended by the host to those of the executor's drafter: ``source`` names both then, and ``law`` is of the
+    drafts before them."""
 
     NUMBER = 4
-    VERSION = 2
+    VERSION = 3
     request: int
     epoch: int
     ordinal: int
@@ -99,6 +101,7 @@ class RoundCommitted(Event, array_like=True, frozen=True):
     times: Ids
     digests: bytes = b""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    copied: int = 0
 
 
 class RoundRolledBack(Event, array_like=True, frozen=True):

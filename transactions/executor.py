@@ -18,6 +18,9 @@ from txdecode.state.groups import StateGroup
 from txdecode.transactions.target import GREEDY, History, Target, TokenLogprobs
 
 ProposalLaw = Literal["point", "sampled"]
+Rollback = Literal["", "columns", "replay", "restore"]
+ROLLBACKS: tuple[Rollback, ...] = ("columns", "replay", "restore")
+"""Physical forms of recurrent state: how the state after row t-1 is had without that after a rejected row."""
 
 
 class ExecutorFault(TxDecodeError):
@@ -37,6 +40,13 @@ class Capabilities:
     ``drafts``: it has drafters of its own behind ``draft``. ``advance``: who moves the tentative state.
     ``sampling``: it chooses by all of a plan's ``target``, logprobs included, and not by the argmax alone.
     ``tolerance``: the class of numeric differences where ``row_invariant`` does not hold.
+
+    ``rollback``: the physical form of its recurrent state, for all groups of kind ``column``; empty where it has
+    none. ``columns``: the state after row i is written to the i-th reserved column. ``replay``: compact records of
+    the rows are folded into the one reserved column at settle, in forward order. ``restore``: the accepted rows run
+    again from the current column into the reserved one. ``commits``: what it can move to the last row of a path:
+    the kinds of groups, and of groups of kind ``column`` the forms. A group whose form is not named here is refused
+    when the runtime binds (``txdecode.transactions.binding``).
     """
 
     row_invariant: bool
@@ -45,6 +55,8 @@ class Capabilities:
     sampling: bool = False
     advance: Literal["on_settle", "on_device"] = "on_settle"
     tolerance: str = "exact"
+    rollback: Rollback = ""
+    commits: tuple[str, ...] = ("pages",)
 
 
 @attrs.frozen
@@ -100,6 +112,15 @@ class PrefillPlan:
 
 
 @attrs.frozen
+class Border:
+    """Row ``row`` of a round ends a page: if it is committed, the recurrent state after it is wanted in
+    ``columns[g]`` of each column group g as well, whatever the round's last row is."""
+
+    row: int
+    columns: tuple[int, ...]
+
+
+@attrs.frozen
 class RoundPlan:
     """What one round of one request may touch, frozen before the launch.
 
@@ -108,12 +129,14 @@ class RoundPlan:
     an upper bound: a drafter may propose less than W-1 tokens.
 
     ``pages[g]``: the table of group g, reserved pages appended, covering W rows. ``columns[g][i]``: the
-    column that takes the state after row i. ``rng``: the half-open range of output positions whose draws
+    column that takes the state after row i; one entry, the column that takes the state after the last committed
+    row, where the group has ``columns="round"``. ``rng``: the half-open range of output positions whose draws
     the round may use. ``budget``: most tokens that it may emit.
 
     ``target``: how the tokens are chosen; row i decides output position ``rng[0] + i``. ``history``: the tokens
     that the logits of row 0 are conditioned on, where the target needs them. ``attempt``: rounds that the request
-    began before in this epoch; with the epoch it salts what a drafter draws under the chain law.
+    began before in this epoch; with the epoch it salts what a drafter draws under the chain law. ``borders``: where
+    settle is to leave checkpoints of recurrent state.
     """
 
     view: SequenceView
@@ -127,6 +150,7 @@ class RoundPlan:
     target: Target = GREEDY
     history: History | None = None
     attempt: int = 0
+    borders: tuple[Border, ...] = ()
 
     @property
     def request(self) -> int:
@@ -138,19 +162,34 @@ class RoundPlan:
         """Most rows W of the round."""
         return len(self.parents)
 
+    def narrowed(self, drafts: int) -> RoundPlan:
+        """This plan for at most ``drafts`` drafts: what an executor is asked to draft for where the rest is not its
+        own to propose. Units stay those of the whole round."""
+        if drafts >= self.width - 1:
+            return self
+        return attrs.evolve(self, parents=self.parents[: drafts + 1])
+
 
 @attrs.frozen
 class Proposal:
     """Draft tokens and their law: ``point`` (copied or argmax) or ``sampled`` from ``q``.
 
     ``q`` is the executor's own handle on the distributions as they were when the tokens were drawn; host
-    drafters leave it ``None``. ``source`` names the drafter in the log.
+    drafters leave it ``None``. ``source`` names the drafter in the log. The last ``copied`` tokens were appended by
+    the host to what the executor drafted: they are point masses whatever ``law`` says of the tokens before them,
+    and ``q`` knows nothing of them.
     """
 
     tokens: tuple[int, ...] = ()
     source: str = "none"
     law: ProposalLaw = "point"
     q: object | None = None
+    copied: int = 0
+
+    @property
+    def drawn(self) -> int:
+        """Number of leading tokens that ``law`` and ``q`` speak of."""
+        return len(self.tokens) - self.copied
 
 
 NO_PROPOSAL = Proposal()
@@ -218,7 +257,8 @@ class Executor(Protocol):
         """Consume prompt tokens."""
 
     def draft(self, plans: Sequence[RoundPlan]) -> list[Proposal]:
-        """Propose at most ``width - 1`` tokens for each plan. Only where ``capabilities.drafts``. Under a sampled
+        """Propose at most ``width - 1`` tokens for each plan. Only where ``capabilities.drafts``. The round may turn
+        out wider than the plan given here: the host may append copies (``Proposal.copied``). Under a sampled
         law q is kept as it was when the tokens were drawn: from the target's own words under ``coupled``, from
         draft words salted with epoch and attempt under ``chain`` (specs/rng.md)."""
 
@@ -267,3 +307,20 @@ class Drafter(Protocol):
 
     def end(self, request: int) -> None:
         """The request is over."""
+
+
+@attrs.frozen
+class Copy:
+    """Tokens that followed an earlier occurrence of a context, and how many tokens of the context that was."""
+
+    tokens: tuple[int, ...] = ()
+    length: int = 0
+
+
+class MatchingDrafter(Drafter, Protocol):
+    """A host drafter that copies, and can be composed with one that the executor has: it says how good its match is,
+    and copies what followed tokens that are not committed yet."""
+
+    def match(self, request: int, count: int, after: Sequence[int] = ()) -> Copy:
+        """At most ``count`` tokens expected to follow the known ones and ``after``, from one match that ends with the
+        last of them; an empty copy where there is none."""

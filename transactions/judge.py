@@ -30,13 +30,14 @@ def judge(
     history: History | None,
     drafts: Sequence[int],
     position: int,
-    proposals: Sequence[Sequence[float]] | None = None,
+    proposals: Sequence[Sequence[float] | None] | None = None,
 ) -> Judgement:
     """Decide a round.
 
     ``logits[i]`` are the model's after row i, one row more than there are ``drafts``; ``position`` is the output
-    position that row 0 decides. ``proposals[i]`` are the probabilities that draft i was drawn from, ``None`` for
-    point masses; only the chain law looks at them. ``history`` is needed where the target changes logits.
+    position that row 0 decides. ``proposals[i]`` are the probabilities that draft i was drawn from, ``None`` for a
+    point mass, and no list where all of them are; only the chain law looks at them. ``history`` is needed where the
+    target changes logits.
     """
     scores = [
         filtered(adjusted(row, target, history, drafts[:index]), target) for index, row in enumerate(logits)

@@ -37,15 +37,19 @@ def round_committed(ledgers: Ledgers, launch: Launch, tx: Transaction, now: int)
         tuple(position + count for position in ledgers.rng.streams[tx.request].positions),
         (now, *launch.times),
         logprobs=tx.logprobs,
+        copied=proposal.copied,
     )
 
 
 def _kept(ledgers: Ledgers, tx: Transaction, count: int) -> tuple[PerGroup, tuple[int, ...]]:
-    """The reserved pages that ``count`` rows reach, and the column after the last of them."""
+    """The reserved pages that ``count`` rows reach, and the column that holds the state after the last of them."""
     where = tx.plan.view
     adopted = tuple(
         pages[: ledgers.pages.needed(g, where.length + count) - len(where.pages[g])]
         for g, pages in enumerate(tx.reservation.pages)
     )
     last = tx.path[-1]
-    return adopted, tuple(columns[last] for columns in tx.plan.columns)
+    return adopted, tuple(
+        columns[last if group.columns == "row" else 0]
+        for group, columns in zip(ledgers.recurrent.groups, tx.plan.columns, strict=True)
+    )

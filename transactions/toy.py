@@ -24,6 +24,7 @@ from txdecode.transactions.executor import (
     Outcome,
     PrefillPlan,
     Proposal,
+    Rollback,
     Round,
     RoundPlan,
     SequenceView,
@@ -42,6 +43,7 @@ from txdecode.transactions.toy_model import (
     expected_audit,
     logits,
     plain,
+    recur,
     toy_hash,
 )
 
@@ -59,7 +61,8 @@ class ToyExecutor:
     """Implements ``Executor`` over integers, verb by verb or (``fused``) by launch and collect.
 
     ``accuracy`` is the share, in eighths, of draft tokens that its drafter gets right; 0 leaves drafting to
-    the host. ``delay(launch)`` is how many polls a fused launch takes, so launches may finish in any order; its
+    the host. ``rollback`` is the form of the recurrent state.
+    ``delay(launch)`` is how many polls a fused launch takes, so launches may finish in any order; its
     writes happen at the last moment. ``hook`` injects faults.
     """
 
@@ -74,6 +77,7 @@ class ToyExecutor:
         rows_max: int = 8,
         fused: bool = False,
         accuracy: int = 0,
+        rollback: Rollback = "columns",
         delay: Callable[[int], int] = lambda launch: 0,
         hook: Hook = lambda verb: None,
     ) -> None:
@@ -82,7 +86,8 @@ class ToyExecutor:
         self.hook = hook
         self.page = page
         self.ring = CONV_WINDOW + rows_max
-        columns = batch_max * (rows_max + 1) + rows_max
+        by_row = rollback == "columns"
+        columns = batch_max * (rows_max + 1) + rows_max if by_row else 2 * batch_max + 2
         self._description = Description(
             name="toy",
             vocab_size=vocab_size,
@@ -92,16 +97,24 @@ class ToyExecutor:
             batch_max=batch_max,
             groups=(
                 StateGroup("kv", "pages", page, 1, 8, "target", page_count),
-                StateGroup("gdn", "column", 1, 1, 8, "target", columns),
+                StateGroup("gdn", "column", 1, 1, 8, "target", columns, "row" if by_row else "round"),
                 StateGroup("conv", "ring", self.ring, 1, 8, "target", batch_max),
                 StateGroup("ngram", "tokens", NGRAM_CONTEXT, 1, 8),
                 StateGroup("pairs", "pages", page, 1, 8, "drafter", page_count),
             ),
-            capabilities=Capabilities(row_invariant=True, fused=fused, drafts=accuracy > 0, sampling=True),
+            capabilities=Capabilities(
+                row_invariant=True,
+                fused=fused,
+                drafts=accuracy > 0,
+                sampling=True,
+                rollback=rollback,
+                commits=("pages", rollback, "ring", "tokens"),
+            ),
             memory={"kv": page_count * page * 8, "gdn": columns * 8, "conv": batch_max * self.ring * 8},
             fingerprint={"executor": "toy-1", "vocab": str(vocab_size), "page": str(page)},
         )
         self.vocab_size = vocab_size
+        self.rollback = rollback
         self.kv = [[0] * page for _ in range(page_count)]
         self.pairs = [[0] * page for _ in range(page_count)]
         self.columns = [0] * columns
@@ -227,7 +240,8 @@ class ToyExecutor:
         for index, token in enumerate(tokens):
             made = advance(state, token, self.vocab_size)
             self._write_row(plan.view, plan.pages, made)
-            self.columns[plan.columns[0][index]] = made.state.recurrent
+            if self.rollback == "columns":
+                self.columns[plan.columns[0][index]] = made.state.recurrent
             rows.append(made)
             state = made.state
         self._scratch[plan.view.request, plan.view.epoch] = _Scratch(tokens, rows)
@@ -245,17 +259,22 @@ class ToyExecutor:
             path, token = greedy(proposal.tokens, [made.target for made in scratch.rows])
             return Outcome(proposal, path, token)
         rows = [logits(made.hidden, made.target, self.vocab_size) for made in scratch.rows]
-        q = proposal.q if isinstance(proposal.q, list) else None
+        q = [*proposal.q, *[None] * proposal.copied] if isinstance(proposal.q, list) else None
         made = judge(rows, plan.target, plan.history, proposal.tokens, plan.rng[0], q)
         return Outcome(proposal, made.path, made.token, made.logprobs)
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Rows and columns lie where they belong; contexts, tails and pairs move by t rows."""
+        """Rows lie where they belong, and so do columns that each row wrote; a column that the round shares takes the
+        state after t rows; contexts, tails and pairs move by t rows."""
         self.hook("settle")
         for settlement in settlements:
             plan = settlement.plan
             slot = plan.view.slots[0]
             scratch = self._scratch.pop((plan.view.request, plan.view.epoch))
+            if self.rollback == "replay":
+                self.columns[plan.columns[0][0]] = self._replayed(settlement, scratch)
+            elif self.rollback == "restore":
+                self.columns[plan.columns[0][0]] = self._restored(settlement, scratch)
             hidden = self.tails[slot]
             for row in settlement.path:
                 made = scratch.rows[row]
@@ -264,6 +283,21 @@ class ToyExecutor:
             self.contexts[slot] = scratch.rows[settlement.path[-1]].state.context
             self.tails[slot] = hidden
         self.hook("settle:late")
+
+    def _replayed(self, settlement: Settlement, scratch: _Scratch) -> int:
+        """The recurrence over the records of the committed rows, in forward order."""
+        # Not the column as it lies: that of a sequence with nothing consumed has what its last owner left.
+        recurrent = self._read(settlement.plan.view).recurrent
+        for row in settlement.path:
+            recurrent = recur(recurrent, scratch.rows[row].conv)
+        return recurrent
+
+    def _restored(self, settlement: Settlement, scratch: _Scratch) -> int:
+        """The committed rows once more, from the committed state of before the round."""
+        state = self._read(settlement.plan.view)
+        for row in settlement.path:
+            state = advance(state, scratch.tokens[row], self.vocab_size).state
+        return state.recurrent
 
     def abandon(self, plans: Sequence[RoundPlan]) -> None:
         """Forget what the rounds left in scratch, or will leave there if their program is still queued."""

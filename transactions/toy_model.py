@@ -39,13 +39,20 @@ class ToyState:
 
 @attrs.frozen
 class ToyRow:
-    """What one token adds: its paged row and raw conv input, the state after it, hidden and target."""
+    """What one token adds: its paged row and raw conv input, the state after it, hidden and target. ``conv`` is its
+    compact record: all that the recurrence takes of it."""
 
     row: int
     raw: int
+    conv: int
     state: ToyState
     hidden: int
     target: int
+
+
+def recur(recurrent: int, conv: int) -> int:
+    """The recurrence: one record folded in. The order matters."""
+    return (recurrent * 0x9E3779B1 + conv) % PRIME
 
 
 def advance(state: ToyState, token: int, vocab_size: int) -> ToyRow:
@@ -53,7 +60,7 @@ def advance(state: ToyState, token: int, vocab_size: int) -> ToyRow:
     raw = toy_hash(token, state.context[-1], state.context[-2])
     a, b, c = state.window
     conv = toy_hash(a + 3 * b, 7 * c, raw)
-    recurrent = (state.recurrent * 0x9E3779B1 + conv) % PRIME
+    recurrent = recur(state.recurrent, conv)
     row = toy_hash(token, state.position, conv)
     attention = (state.attention + row) % PRIME
     hidden = toy_hash(recurrent, attention, conv)
@@ -61,7 +68,7 @@ def advance(state: ToyState, token: int, vocab_size: int) -> ToyRow:
     # and copying drafters find something; the choice itself depends on every state.
     target = hidden // 4 % vocab_size if hidden % 4 == 0 else (token * 5 + 3) % vocab_size
     after = ToyState(state.position + 1, recurrent, attention, (b, c, raw), (*state.context[1:], token))
-    return ToyRow(row, raw, after, hidden, target)
+    return ToyRow(row, raw, conv, after, hidden, target)
 
 
 def logits(hidden: int, target: int, vocab_size: int) -> list[float]:

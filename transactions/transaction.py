@@ -21,14 +21,18 @@ Observer = Callable[[int, Phase, Signal, Phase], None]
 @attrs.frozen
 class Ask:
     """What the runtime wants of a round: at most ``drafts`` drafts, ended by ``rules``. ``propose`` is the
-    host drafter: it must not fail and keeps to the count it is given; ``None`` where there is none. ``target`` is
-    how the tokens are chosen."""
+    host drafter: it must not fail and keeps to the count it is given; ``None`` where there is none, or as its answer,
+    leaves the round to the executor's drafter, which is asked for at most ``depth`` drafts (all of them).
+    ``extend(drafts, count)`` is what the host expects after those, under the same rules. ``target`` is how the tokens
+    are chosen."""
 
     request: int
     drafts: int
     rules: ClipRules
-    propose: Callable[[int], Proposal] | None = None
+    propose: Callable[[int], Proposal | None] | None = None
     target: Target = GREEDY
+    extend: Callable[[Ids, int], Proposal] | None = None
+    depth: int | None = None
 
 
 @attrs.define

@@ -12,8 +12,18 @@ class CausalMasks:
     on one table, so that a decoding round makes none.
     """
 
-    def __init__(self, fold: int, rows_table: int, context: int, keys_slack: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        fold: int,
+        rows_table: int,
+        context: int,
+        keys_slack: int,
+        dtype: torch.dtype,
+        hidden: int = 0,
+    ) -> None:
+        """``hidden``: so many first keys are seen by no row."""
         self._fold = fold
+        self._hidden = hidden
         self._dtype = dtype
         self._context = context
         # Column c stands for the key at p + c - context.
@@ -30,11 +40,18 @@ class CausalMasks:
         """The mask [1, 1, rows, keys] of a segment at ``position``: 0 where a key is seen, else -inf."""
         if rows > self._table.shape[0]:
             last = position + torch.arange(rows) // self._fold
-            return self._mask(torch.arange(keys), last)[None, None]
+            return self._hide(self._mask(torch.arange(keys), last)[None, None])
         start = self._context - position
         assert start >= 0, f"position {position} of {self._context}"
         assert start + keys <= self._table.shape[1], (position, keys, self._table.shape)
-        return self._table[None, None, :rows, start : start + keys]
+        return self._hide(self._table[None, None, :rows, start : start + keys])
+
+    def _hide(self, mask: torch.Tensor) -> torch.Tensor:
+        if not self._hidden:
+            return mask
+        mask = mask.clone()
+        mask[..., : self._hidden] = float("-inf")
+        return mask
 
     def _mask(self, keys: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(last.shape[0], keys.shape[0], dtype=self._dtype)

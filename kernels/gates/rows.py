@@ -49,10 +49,12 @@ def rows_gate(executor: Executor, *, full: bool = False, progress: Progress | No
     """Check that q rows in one forward equal q single rows, to the bit.
 
     Widths 1 to 16 across page borders at contexts to 1,500 tokens; prefill in other tiles; batches with
-    longer mates; recomputation on other pages in other tiles. ``full`` takes every context around the page
-    borders, contexts to 4,200 and more tiles. What the executor has no room for is left out and missing in
-    the report's ``contexts``. The executor must be idle; its pages are overwritten. Raises ``ExecutorFault``
-    where a kernel fails, ``CapabilityMissing`` for an executor with more state than pages or without logits to show.
+    longer mates; recomputation on other pages in other tiles. All state that the executor audits (keys and
+    values, recurrent states, conv windows, pairs of a drafter) must come out the same: after a prompt in other
+    tiles, and after rows committed one by one, in one round, and in a batch. ``full`` takes every context around
+    the page borders, contexts to 4,200 and more tiles. What the executor has no room for is left out and missing in
+    the report's ``contexts``. The executor must be idle; its state is overwritten. Raises ``ExecutorFault`` where a
+    kernel fails, ``CapabilityMissing`` for an executor that is fused or has no logits to show.
     """
     gate = _Gate(Driver(executor), full)
     steps = gate.steps()
@@ -77,10 +79,12 @@ class _Gate:
         longest = min(described.context, driver.tokens_max // 2) - self._widest
         wanted = sorted({*_CONTEXTS, *(_CONTEXTS_FULL if full else ())})
         self._contexts = tuple(context for context in wanted if context <= longest)
-        names = ("widths", "prefill tiles", "batch mates", "recomputation", "keys and values")
+        names = ("widths", "prefill tiles", "batch mates", "recomputation", "state")
         self._tallies = {name: Tally(name) for name in names}
         self._single: dict[int, torch.Tensor] = {}
         self._audits: dict[int, tuple[AuditEntry, ...]] = {}
+        # After the single rows, by the context that they began at.
+        self._ends: dict[int, tuple[AuditEntry, ...]] = {}
 
     def steps(self) -> list[tuple[str, Callable[[], None]]]:
         """Named pieces of work, in order."""
@@ -114,51 +118,59 @@ class _Gate:
         return lane
 
     def _widths(self, context: int) -> None:
-        """Single rows from ``context`` on; then every width at once, from the same place."""
+        """Every width at once from ``context`` on; then single rows from the same place, each committed."""
         lane = self._filled(context, self._tile)
         self._audits[context] = self._driver.audit(lane)
-        singles = []
-        for row in range(self._widest):
-            lane.length = context + row
-            singles.extend(self._driver.rows([lane], [1]))
-        self._single[context] = torch.cat(singles)
-        lane.length = context
-        for width in range(2, self._widest + 1):
-            self._compare("widths", lane, width, self._driver.rows([lane], [width])[0], "")
+        wide = [self._driver.rows([lane], [width])[0] for width in range(2, self._widest + 1)]
+        self._single[context] = torch.cat([self._driver.advance([lane], [1])[0] for _ in range(self._widest)])
+        self._ends[context] = self._driver.audit(lane)
+        for found in wide:
+            self._compare("widths", context, found, "")
         self._driver.close(lane)
 
     def _refill(self, check: str, context: int, tile: int, scattered: bool) -> None:
-        """Get to ``context`` in other tiles, perhaps on other pages: same keys and values, same rows."""
+        """Get to ``context`` in other tiles, perhaps on other pages: same state, same rows. The widest round is
+        committed."""
         lane = self._filled(context, tile, scattered)
         place = f" after tiles of {tile}" + (" on scattered pages" if scattered else "")
-        self._tallies["keys and values"].digests(
-            self._audits[context], self._driver.audit(lane), f"context {context}{place}"
-        )
-        for width in sorted({1, min(5, self._widest), self._widest}):
-            self._compare(check, lane, width, self._driver.rows([lane], [width])[0], place)
+        state = self._tallies["state"]
+        state.digests(self._audits[context], self._driver.audit(lane), f"context {context}{place}")
+        for width in sorted({1, min(5, self._widest)} - {self._widest}):
+            self._compare(check, context, self._driver.rows([lane], [width])[0], place)
+        self._compare(check, context, self._driver.advance([lane], [self._widest])[0], place)
+        end = f"context {context} and {self._widest} rows{place}"
+        state.digests(self._ends[context], self._driver.audit(lane), end)
         self._driver.close(lane)
 
     def _batches(self, size: int) -> None:
-        """Lanes of different lengths in one launch, longer mates before and behind each."""
+        """Lanes of different lengths in one launch, longer mates before and behind each; the last is committed."""
         lanes = [self._filled(context, self._tile) for context in self._members(size)]
+        contexts = {lane.request: lane.length for lane in lanes}
         widths = [min(width, self._widest) for width in _BATCH_WIDTHS]
+        place = f" in a batch of {size}"
         for turn in range(len(_BATCH_WIDTHS)):
-            turned = [widths[(turn + place) % len(widths)] for place in range(size)]
-            for found, lane, width in zip(self._driver.rows(lanes, turned), lanes, turned, strict=True):
-                self._compare("batch mates", lane, width, found, f" in a batch of {size}")
+            turned = [widths[(turn + index) % len(widths)] for index in range(size)]
+            for found, lane in zip(self._driver.rows(lanes, turned), lanes, strict=True):
+                self._compare("batch mates", lane.length, found, place)
             lanes.append(lanes.pop(0))
-        for lane in lanes:
+        last = self._driver.advance(lanes, [self._widest] * size)
+        for found, lane in zip(last, lanes, strict=True):
+            context = contexts[lane.request]
+            self._compare("batch mates", context, found, place)
+            end = f"context {context} and {self._widest} rows{place}"
+            self._tallies["state"].digests(self._ends[context], self._driver.audit(lane), end)
             self._driver.close(lane)
 
     def _members(self, size: int) -> Sequence[int]:
         """Contexts from short to long, the longest that fit together."""
         for longest in range(len(self._contexts) - 1, size - 2, -1):
             picked = [self._contexts[place * longest // (size - 1)] for place in range(size)]
-            pages = sum(self._driver.pages_for(context + self._widest) for context in picked)
-            if pages <= self._driver.pages_free:
+            if self._driver.has_room([context + self._widest for context in picked]):
                 return picked
         return self._contexts[:size]
 
-    def _compare(self, check: str, lane: Lane, width: int, found: torch.Tensor, place: str) -> None:
-        expected = self._single[lane.length][:width]
-        self._tallies[check].logits(expected, found, f"context {lane.length}, width {width}{place}")
+    def _compare(self, check: str, context: int, found: torch.Tensor, place: str) -> None:
+        width = found.shape[0]
+        self._tallies[check].logits(
+            self._single[context][:width], found, f"context {context}, width {width}{place}"
+        )

@@ -15,7 +15,7 @@ _WHERE_MAX = 8
 
 @attrs.frozen
 class RowsCheck:
-    """One comparison. ``rows`` counts rows of logits, or digests of keys and values by layer and page;
+    """One comparison. ``rows`` counts rows of logits, or digests of state: ``AuditEntry``s;
     ``mismatches`` of them differ in a bit. ``max_abs_diff`` and ``argmax_agreement`` (share of all rows) are
     over logits. ``where`` names the first places that differ, each with the largest difference there."""
 

@@ -1,6 +1,6 @@
 """Linear layers whose bits do not depend on how many rows are computed together.
 
-``reference`` and ``prepacked`` offer a class each with the same constructor and the same four calls;
+``reference`` and ``prepacked`` offer a class each with the same constructor and the same calls;
 ``tiled`` computes many rows in calls of a few.
 """
 
@@ -26,6 +26,9 @@ class Linear(Protocol):
 
     def silu(self, x: torch.Tensor) -> torch.Tensor:
         """``y * sigmoid(y)`` of ``y = x W^T + b``."""
+
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        """``sigmoid(x W^T + b)``."""
 
     def multiply(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """``(x W^T + b) * other``."""

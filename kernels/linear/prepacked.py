@@ -31,6 +31,9 @@ class PrepackedLinear:
     def silu(self, x: torch.Tensor) -> torch.Tensor:
         return _unary(x, self._weight, self._bias, "swish", [], "")  # type: ignore[no-any-return]
 
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        return _unary(x, self._weight, self._bias, "sigmoid", [], "")  # type: ignore[no-any-return]
+
     def multiply(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return _binary(x, other, self._weight, self._bias, "mul")  # type: ignore[no-any-return]
 

@@ -21,6 +21,9 @@ class ReferenceLinear:
         y = self._product(x)
         return (y * torch.sigmoid(y)).to(x.dtype)
 
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self._product(x)).to(x.dtype)
+
     def multiply(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return (self._product(x) * other.float()).to(x.dtype)
 

@@ -25,6 +25,9 @@ class TiledLinear:
     def silu(self, x: torch.Tensor) -> torch.Tensor:
         return self._each(x, lambda rows: self._linear.silu(x[rows]))
 
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        return self._each(x, lambda rows: self._linear.sigmoid(x[rows]))
+
     def multiply(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return self._each(x, lambda rows: self._linear.multiply(x[rows], other[rows]))
 

@@ -20,6 +20,8 @@ from txdecode.kernels.models.folder_text import folder_text
 from txdecode.kernels.models.gguf_file import GgufFile
 from txdecode.kernels.models.gguf_model import gguf_config, gguf_tensors
 from txdecode.kernels.models.gguf_text import gguf_text
+from txdecode.kernels.models.hybrid_config import HybridConfig, ModelConfig
+from txdecode.kernels.models.hybrid_folder import VISION, says_mtp
 from txdecode.kernels.models.source import ModelSource
 from txdecode.kernels.models.stored import StoredTensor, bytes_by_dtype
 from txdecode.kernels.models.text_assets import TextAssets
@@ -30,13 +32,19 @@ STATE_ITEM_BYTES: Mapping[str, int] = {"bf16": 2, "fp32": 4}
 
 @attrs.frozen
 class StateNeed:
-    """State that decoding keeps: ``token_bytes`` over all layers for each token of context."""
+    """State that decoding keeps, over all layers: ``token_bytes`` for each token of context, and
+    ``sequence_bytes`` for a sequence of any length.
+
+    Of a column that is one committed state, of a ring the rows that the next token reads: what a round adds
+    to them depends on the executor's form of rollback.
+    """
 
     name: str
     kind: Kind
     layers: int
     token_bytes: int
     dtype: str
+    sequence_bytes: int = 0
 
 
 @attrs.frozen
@@ -46,7 +54,8 @@ class ModelDescription:
     ``architecture`` is the name that the files use. ``supported`` says whether it can be run here;
     ``reason`` why not, as one line. ``config`` is ``None`` where the architecture is not supported.
     ``parameters`` counts elements of the stored tensors. ``weight_bytes`` are stored bytes by dtype.
-    ``context`` is in tokens. The rest is ``None`` or empty where the files do not say.
+    ``context`` is in tokens. ``notes``: what the files hold or name and a run does without, one line each.
+    The rest is ``None`` or empty where the files do not say.
     """
 
     name: str
@@ -55,7 +64,7 @@ class ModelDescription:
     architecture: str
     supported: bool
     reason: str | None
-    config: DenseConfig | None
+    config: ModelConfig | None
     parameters: int
     weight_bytes: Mapping[str, int]
     tokenizer: str | None
@@ -63,6 +72,7 @@ class ModelDescription:
     eos_ids: tuple[int, ...]
     sampling: Mapping[str, float | int | bool]
     states: tuple[StateNeed, ...]
+    notes: tuple[str, ...] = ()
 
 
 def describe_model(source: ModelSource, dtype: str = "bf16") -> ModelDescription:
@@ -89,12 +99,35 @@ def describe_model(source: ModelSource, dtype: str = "bf16") -> ModelDescription
         chat_template=assets is not None and assets.chat_template is not None,
         eos_ids=() if assets is None else assets.eos_ids,
         sampling={} if assets is None else assets.sampling,
-        states=() if config is None else (_keys_and_values(config, dtype),),
+        states=() if config is None else state_needs(config, dtype),
+        notes=_notes(source, config, stored),
     )
 
 
+def state_needs(config: ModelConfig, dtype: str) -> tuple[StateNeed, ...]:
+    """The state of a model of this geometry, ``dtype`` (``bf16`` or ``fp32``) that of keys and values.
+
+    In a hybrid, keys and values of the layers of full attention, the recurrent states, always in fp32, and the
+    convolutions' history of the others, and the pairs of the MTP layer.
+    """
+    item = STATE_ITEM_BYTES[dtype]
+    row = 2 * config.kv_size * item
+    if isinstance(config, DenseConfig):
+        return (StateNeed("kv", "pages", config.layer_count, config.layer_count * row, dtype),)
+    full, linear = len(config.full_layers), len(config.linear_layers)
+    recurrent = config.value_size * config.key_dim * STATE_ITEM_BYTES["fp32"]
+    history = config.conv_size * (config.conv_width - 1) * item
+    needs = (
+        StateNeed("kv", "pages", full, full * row, dtype),
+        StateNeed("gdn", "column", linear, 0, "fp32", linear * recurrent),
+        StateNeed("conv", "ring", linear, 0, dtype, linear * history),
+        StateNeed("pairs", "pages", 1 if config.mtp else 0, row, dtype),
+    )
+    return tuple(need for need in needs if need.layers)
+
+
 def _stored(
-    source: ModelSource, gguf: GgufFile | None, config: DenseConfig | None
+    source: ModelSource, gguf: GgufFile | None, config: ModelConfig | None
 ) -> Mapping[str, StoredTensor]:
     if gguf is not None:
         return gguf.tensors
@@ -107,21 +140,37 @@ def _stored(
         return {}
 
 
-def _config(source: ModelSource, gguf: GgufFile | None) -> tuple[DenseConfig | None, str | None]:
+def _config(source: ModelSource, gguf: GgufFile | None) -> tuple[ModelConfig | None, str | None]:
     """The configuration, or the reason why there is none; tensors are held against it."""
+    config: ModelConfig
     try:
-        config = gguf_config(gguf) if gguf is not None else folder_config(source.path)
         if gguf is not None:
-            gguf_tensors(gguf, config)
+            config = dense = gguf_config(gguf)
+            gguf_tensors(gguf, dense)
         else:
+            config = folder_config(source.path)
             folder_tensors(source.path, config)
     except (UnsupportedArchitecture, UnsupportedFeature) as error:
         return None, str(error)
     return config, None
 
 
+def _notes(
+    source: ModelSource, config: ModelConfig | None, stored: Mapping[str, StoredTensor]
+) -> tuple[str, ...]:
+    if not isinstance(config, HybridConfig):
+        return ()
+    notes = []
+    unused = sum(name.startswith(VISION) for name in stored)
+    if unused:
+        notes.append(f"only the text part is run; tensors of the vision part that are not read: {unused}")
+    if not config.mtp and says_mtp(Fields(source.path / CONFIG, read_json_object(source.path / CONFIG))):
+        notes.append(f"{CONFIG} names an MTP layer, but the files hold no tensors of one: no MTP drafts")
+    return tuple(notes)
+
+
 def _text(
-    source: ModelSource, gguf: GgufFile | None, config: DenseConfig | None
+    source: ModelSource, gguf: GgufFile | None, config: ModelConfig | None
 ) -> tuple[TextAssets | None, str | None]:
     try:
         return (gguf_text(gguf) if gguf is not None else folder_text(source.path)), None
@@ -142,8 +191,3 @@ def _declared(source: ModelSource, gguf: GgufFile | None) -> str:
     if isinstance(classes, list) and classes:
         return ", ".join(str(item) for item in classes)
     return fields.text("model_type")
-
-
-def _keys_and_values(config: DenseConfig, dtype: str) -> StateNeed:
-    token_bytes = 2 * config.layer_count * config.kv_size * STATE_ITEM_BYTES[dtype]
-    return StateNeed("kv", "pages", config.layer_count, token_bytes, dtype)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 
-from txdecode.kernels.models.config import DenseConfig
+from txdecode.kernels.models.hybrid_config import ModelConfig
 
 _DIGEST_BYTES = 16
 _WORKERS = 4
@@ -25,7 +25,7 @@ class TensorBytes:
     data: memoryview
 
 
-def weights_digest(config: DenseConfig, tensors: Iterable[TensorBytes]) -> str:
+def weights_digest(config: ModelConfig, tensors: Iterable[TensorBytes]) -> str:
     """blake2b-128 in hexadecimal over the configuration and every tensor's name, dtype, shape and bytes.
 
     It does not depend on the order of the tensors, nor on how they are spread over files. Fields of the
@@ -48,6 +48,6 @@ def _tensor_digest(tensor: TensorBytes) -> bytes:
     return digest.digest()
 
 
-def _canonical(config: DenseConfig) -> bytes:
+def _canonical(config: ModelConfig) -> bytes:
     changed = attrs.asdict(config, filter=lambda field, value: value != field.default)
     return json.dumps(changed, sort_keys=True).encode()

@@ -21,7 +21,8 @@ class UnknownModel(ModelError):
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(
-            f"unknown model '{name}': {why}; give 'smollm2', a folder in Hugging Face layout, or a .gguf file"
+            f"unknown model '{name}': {why}; give 'bundled', 'smollm2', a folder in Hugging Face layout, or a .gguf "
+            f"file"
         )
         self.name = name
 

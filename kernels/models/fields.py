@@ -32,11 +32,11 @@ class Fields:
         """Whether the key is there and not null."""
         return self.values.get(key) is not None
 
-    def count(self, key: str, default: int | None = None, most: int = _COUNT_MAX) -> int:
-        """A whole number from 1 to ``most``."""
+    def count(self, key: str, default: int | None = None, most: int = _COUNT_MAX, least: int = 1) -> int:
+        """A whole number from ``least`` to ``most``."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise self.wrong(key, f"a whole number from 1 to {most}", value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.wrong(key, f"a whole number from {least} to {most}", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from txdecode.kernels.models.config import Architecture, DenseConfig, RopeScaling
 from txdecode.kernels.models.errors import DamagedModel, UnsupportedArchitecture, UnsupportedFeature
 from txdecode.kernels.models.fields import LAYER_COUNT_MAX, Fields, checked, read_json_object
+from txdecode.kernels.models.hybrid_config import HybridConfig, ModelConfig
+from txdecode.kernels.models.hybrid_folder import HYBRID_CLASSES, HYBRID_TYPES, hybrid_config, hybrid_tensors
 from txdecode.kernels.models.stored import StoredTensor, match_layout
 
 CONFIG = "config.json"
@@ -22,6 +24,11 @@ ARCHITECTURE_CLASSES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+}
+_CLASSES = (*ARCHITECTURE_CLASSES, *HYBRID_CLASSES)
+_CLASS_OF_TYPE: Mapping[str, str] = {
+    **{architecture: name for name, architecture in ARCHITECTURE_CLASSES.items()},
+    **HYBRID_TYPES,
 }
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -42,27 +49,36 @@ _DEFAULTS: Mapping[Architecture, _Defaults] = {
 }
 
 
-def folder_architecture(fields: Fields) -> Architecture:
-    """The architecture. Raises ``UnsupportedArchitecture`` naming it, and ``DamagedModel``."""
+def folder_class(fields: Fields) -> str:
+    """The class, a key of ``ARCHITECTURE_CLASSES`` or ``HYBRID_CLASSES``. Raises ``UnsupportedArchitecture``
+    naming what was found, and ``DamagedModel``."""
     declared = fields.values.get("architectures")
     if declared is None:
         found = fields.text("model_type")
-        for architecture in ARCHITECTURE_CLASSES.values():
-            if found == architecture:
-                return architecture
+        if found in _CLASS_OF_TYPE:
+            return _CLASS_OF_TYPE[found]
     elif isinstance(declared, list) and len(declared) == 1 and isinstance(declared[0], str):
         found = declared[0]
-        if found in ARCHITECTURE_CLASSES:
-            return ARCHITECTURE_CLASSES[found]
+        if found in _CLASSES:
+            return found
     else:
         raise fields.wrong("architectures", "a list of one name", declared)
-    raise UnsupportedArchitecture(found, tuple(ARCHITECTURE_CLASSES))
+    raise UnsupportedArchitecture(found, _CLASSES)
 
 
-def folder_config(folder: Path) -> DenseConfig:
-    """The configuration. Raises ``UnsupportedArchitecture``, ``UnsupportedFeature``, ``DamagedModel``."""
+def folder_config(folder: Path) -> ModelConfig:
+    """The configuration. Raises ``UnsupportedArchitecture``, ``UnsupportedFeature``, ``DamagedModel``.
+
+    That of a hybrid depends on which tensors are stored: raises what ``stored_tensors`` raises, too.
+    """
     fields = Fields(folder / CONFIG, read_json_object(folder / CONFIG))
-    architecture = folder_architecture(fields)
+    declared = folder_class(fields)
+    if declared in HYBRID_CLASSES:
+        return hybrid_config(fields, HYBRID_CLASSES[declared], stored_tensors(folder))
+    return _dense_config(fields, ARCHITECTURE_CLASSES[declared])
+
+
+def _dense_config(fields: Fields, architecture: Architecture) -> DenseConfig:
     _refuse_variants(fields)
     defaults = _DEFAULTS[architecture]
     heads = fields.count("num_attention_heads")
@@ -110,9 +126,13 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return _tensors_of_shards(folder, Fields(index_path, read_json_object(index_path)))
 
 
-def folder_tensors(folder: Path, config: DenseConfig) -> dict[str, StoredTensor]:
-    """The tensors of the model by canonical name. Raises ``TensorMismatch`` too."""
-    return match_layout(config, stored_tensors(folder), folder)
+def folder_tensors(folder: Path, config: ModelConfig) -> dict[str, StoredTensor]:
+    """The tensors of the model: by canonical name those of a dense decoder, those of a hybrid as
+    ``hybrid_tensors`` names them. Raises ``TensorMismatch`` too."""
+    stored = stored_tensors(folder)
+    if isinstance(config, HybridConfig):
+        return hybrid_tensors(config, stored, folder)
+    return match_layout(config, stored, folder)
 
 
 def _refuse_variants(fields: Fields) -> None:

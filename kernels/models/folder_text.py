@@ -32,9 +32,7 @@ def folder_text(folder: Path) -> TextAssets:
     settings = _optional(folder / _TOKENIZER_CONFIG)
     named = _named_tokens(_optional(folder / _SPECIAL_TOKENS)) | _named_tokens(settings)
     generation = _optional(folder / _GENERATION)
-    ends = generation.tokens("eos_token_id") or Fields(
-        folder / CONFIG, read_json_object(folder / CONFIG)
-    ).tokens("eos_token_id")
+    ends = generation.tokens("eos_token_id") or _configured_ends(folder / CONFIG)
     if not ends and "eos_token" in named:
         end = tokenizer.token_to_id(named["eos_token"])
         ends = () if end is None else (end,)
@@ -51,6 +49,13 @@ def folder_text(folder: Path) -> TextAssets:
         sampling=_sampling(generation),
         digest=text_digest([(folder / _TOKENIZER).read_bytes(), stated]),
     )
+
+
+def _configured_ends(path: Path) -> tuple[int, ...]:
+    config = Fields(path, read_json_object(path))
+    text_part = config.values.get("text_config")
+    of_text = Fields(path, text_part if isinstance(text_part, dict) else {})
+    return config.tokens("eos_token_id") or of_text.tokens("eos_token_id")
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -23,6 +23,7 @@ from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.models.layout import EMBEDDING, FINAL_NORM, HEAD
 from txdecode.kernels.models.packing import pack_layer
+from txdecode.kernels.models.rope import attention_factor, inverse_frequencies
 from txdecode.kernels.models.weights import DenseWeights
 from txdecode.kernels.norm.fused import extended, folded, rms_norm_heads, unit_rows
 from txdecode.kernels.rotary.fused import rotate
@@ -63,7 +64,14 @@ class LlamaModel:
             pack_layer(tensors, index, config, dtype, PrepackedLinear) for index in range(config.layer_count)
         ]
         self._tiled_layers = [layer.tiled(numerics.row_tile) for layer in self._layers]
-        self._rotary = RotaryTable(config, limits.context, dtype)
+        self._rotary = RotaryTable(
+            inverse_frequencies(config),
+            attention_factor(config),
+            turned=config.head_count + config.kv_head_count,
+            kept=config.kv_head_count,
+            context=limits.context,
+            dtype=dtype,
+        )
         self.cache = PagedCache(
             config.layer_count,
             config.kv_head_count,
@@ -163,7 +171,7 @@ def memory_plan(config: DenseConfig, numerics: Numerics, limits: Limits) -> dict
         "embedding": config.vocab_size * (hidden + 1) * size,
         "kv_pages": PagedCache.planned_bytes(config.layer_count, *per_layer, limits.page_count, dtype),
         "gather": PagedCache.planned_bytes(1, *per_layer, context_pages, dtype),
-        "tables": RotaryTable.planned_bytes(config, limits.context, dtype)
+        "tables": RotaryTable.planned_bytes(config.head_dim, limits.context, dtype)
         + CausalMasks.planned_bytes(table_rows, limits.context, slack, dtype),
         "activations": limits.rows_max * (6 * hidden + 3 * inner + 2 * config.q_size) * size
         + limits.width_max * config.vocab_size * size,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.models.folder_model import folder_config
 from txdecode.kernels.models.folder_text import folder_text
 from txdecode.kernels.models.gguf_model import gguf_config
 from txdecode.kernels.models.gguf_text import gguf_text
+from txdecode.kernels.models.hybrid_config import ModelConfig
 from txdecode.kernels.models.source import ModelSource
 from txdecode.kernels.models.text_assets import TextAssets
 
 
-def load_config(source: ModelSource) -> DenseConfig:
+def load_config(source: ModelSource) -> ModelConfig:
     """The configuration. Raises subclasses of ``ModelError``."""
     if source.kind == "gguf":
         return gguf_config(source.gguf)

@@ -65,14 +65,15 @@ def pack_layer(
         return linear(folded(matrix, get(norm)), added)
 
     def writes(matrix: torch.Tensor, added: torch.Tensor | None) -> Linear:
-        return linear(_with_zero(matrix), None if added is None else _with_zero(added))
+        return linear(with_zero(matrix), None if added is None else with_zero(added))
 
     attention_norm, mlp_norm = "input_layernorm.weight", "post_attention_layernorm.weight"
-    q = fold_rows(get("self_attn.q_proj.weight"), config)
+    heads = config.kv_head_count, config.head_dim
+    q = fold_rows(get("self_attn.q_proj.weight"), *heads)
     qkv = torch.cat([q, get("self_attn.k_proj.weight"), get("self_attn.v_proj.weight")])
     qkv_bias = None
     if config.qkv_bias:
-        q_bias = fold_rows(get("self_attn.q_proj.bias"), config)
+        q_bias = fold_rows(get("self_attn.q_proj.bias"), *heads)
         qkv_bias = torch.cat([q_bias, get("self_attn.k_proj.bias"), get("self_attn.v_proj.bias")])
     head_norm = None
     if config.qk_norm:
@@ -80,7 +81,7 @@ def pack_layer(
         k_scale = get("self_attn.k_norm.weight").expand(config.kv_head_count, -1)
         head_norm = torch.cat([q_scale, k_scale])
     gate, up, down = (f"mlp.{name}_proj" for name in ("gate", "up", "down"))
-    o = fold_rows(get("self_attn.o_proj.weight").T, config).T
+    o = fold_rows(get("self_attn.o_proj.weight").T, *heads).T
     return Layer(
         qkv=reads(qkv, attention_norm, qkv_bias),
         head_norm=head_norm,
@@ -91,14 +92,13 @@ def pack_layer(
     )
 
 
-def fold_rows(matrix: torch.Tensor, config: DenseConfig) -> torch.Tensor:
+def fold_rows(matrix: torch.Tensor, kv_heads: int, size: int) -> torch.Tensor:
     """Reorder the query heads along dimension 0 from (kv_head, fold), as checkpoints have them, to
     (fold, kv_head): then the rows of one key/value head lie at one stride without a copy."""
-    groups, size = config.kv_head_count, config.head_dim
-    fold = config.head_count // groups
-    return matrix.reshape(groups, fold, size, -1).transpose(0, 1).reshape(matrix.shape)
+    fold = matrix.shape[0] // (kv_heads * size)
+    return matrix.reshape(kv_heads, fold, size, -1).transpose(0, 1).reshape(matrix.shape)
 
 
-def _with_zero(matrix: torch.Tensor) -> torch.Tensor:
+def with_zero(matrix: torch.Tensor) -> torch.Tensor:
     """One more row of zeros: the constant column of the residual gets nothing added."""
     return torch.cat([matrix, matrix.new_zeros(1, *matrix.shape[1:])])

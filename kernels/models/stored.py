@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import attrs
@@ -53,7 +53,17 @@ def match_layout(
     ``tensors`` are keyed by canonical name. Raises ``TensorMismatch`` for one that is missing, of another
     shape, or unexpected: an ignored bias would change what the model computes.
     """
-    wanted = tensor_shapes(config)
+    return match_shapes(tensor_shapes(config), tensors, path, lambda name: _is_harmless(name, config))
+
+
+def match_shapes(
+    wanted: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, StoredTensor],
+    path: Path,
+    is_harmless: Callable[[str], bool],
+) -> dict[str, StoredTensor]:
+    """The tensors that are ``wanted``, in that order. Raises ``TensorMismatch`` for one that is missing, of
+    another shape, or neither wanted nor harmless; ``path`` is named where a tensor lies nowhere."""
     for name, shape in wanted.items():
         found = tensors.get(name)
         if found is None or found.shape != shape:
@@ -61,7 +71,7 @@ def match_layout(
                 path if found is None else found.path, name, shape, None if found is None else found.shape
             )
     for name, tensor in tensors.items():
-        if name not in wanted and not _is_harmless(name, config):
+        if name not in wanted and not is_harmless(name):
             raise TensorMismatch(tensor.path, name, None, tensor.shape)
     return {name: tensors[name] for name in wanted}
 

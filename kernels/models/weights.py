@@ -1,4 +1,4 @@
-"""Weights of a dense decoder under one set of names, whatever file they came from."""
+"""Weights of a decoder under one set of names, whatever file they came from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import attrs
 import numpy as np
@@ -20,27 +21,21 @@ from txdecode.kernels.models.errors import DamagedModel, UnsupportedFeature
 from txdecode.kernels.models.folder_model import folder_config, folder_tensors
 from txdecode.kernels.models.gguf_file import GgufFile
 from txdecode.kernels.models.gguf_model import gguf_config, gguf_tensors, is_permuted
+from txdecode.kernels.models.hybrid_assembly import assembled
+from txdecode.kernels.models.hybrid_config import HybridConfig, ModelConfig
 from txdecode.kernels.models.layout import EMBEDDING
 from txdecode.kernels.models.source import ModelSource
 from txdecode.kernels.models.stored import StoredTensor, map_file
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _FLOAT_NAMES = {dtype: name for name, dtype in _FLOATS.items()}
+Config = TypeVar("Config", DenseConfig, HybridConfig)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @attrs.frozen(eq=False)
-class DenseWeights:
-    """Tensors of a dense decoder in the names and layouts of Hugging Face checkpoints.
-
-    ``tensors`` has exactly the names of ``layout.tensor_shapes(config)``: ``model.embed_tokens.weight``
-    [vocab, hidden], ``model.layers.{i}.self_attn.q_proj.weight`` [q_size, hidden], ...; projections are
-    [out, in]. ``lm_head.weight`` is absent when the head is tied. All are contiguous, of one dtype, on the
-    CPU. They may share memory with the mapped file: never write to them. ``digest`` is that of
-    ``digest.weights_digest`` over the tensors as stored, so it does not depend on the dtype asked for.
-    """
-
-    config: DenseConfig
+class _Weights(Generic[Config]):
+    config: Config
     tensors: Mapping[str, torch.Tensor]
     digest: str
 
@@ -55,7 +50,30 @@ class DenseWeights:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def load_weights(source: ModelSource, dtype: torch.dtype | str = "bf16") -> DenseWeights:
+@attrs.frozen(eq=False)
+class DenseWeights(_Weights[DenseConfig]):
+    """Tensors of a dense decoder in the names and layouts of Hugging Face checkpoints.
+
+    ``tensors`` has exactly the names of ``layout.tensor_shapes(config)``: ``model.embed_tokens.weight``
+    [vocab, hidden], ``model.layers.{i}.self_attn.q_proj.weight`` [q_size, hidden], ...; projections are
+    [out, in]. ``lm_head.weight`` is absent when the head is tied. All are contiguous, of one dtype, on the
+    CPU. They may share memory with the mapped file: never write to them. ``digest`` is that of
+    ``digest.weights_digest`` over the tensors as stored, so it does not depend on the dtype asked for.
+    """
+
+
+@attrs.frozen(eq=False)
+class HybridWeights(_Weights[HybridConfig]):
+    """Tensors of a hybrid decoder in one layout, whichever the checkpoint has.
+
+    ``tensors`` has exactly the names of ``hybrid_layout.hybrid_tensor_shapes(config)``; projections of
+    Qwen3-Next that a checkpoint interleaves by key head are taken apart, experts stored one by one are
+    stacked. The rest is as for ``DenseWeights``; the digest is over the canonical tensors in the dtype in
+    which they are stored.
+    """
+
+
+def load_weights(source: ModelSource, dtype: torch.dtype | str = "bf16") -> DenseWeights | HybridWeights:
     """Read, check, dequantise and convert all tensors to ``dtype``, a key of ``DTYPES`` or a torch dtype.
 
     Quantised tensors are expanded in fp32 and rounded once. Raises subclasses of ``ModelError``.
@@ -66,7 +84,7 @@ def load_weights(source: ModelSource, dtype: torch.dtype | str = "bf16") -> Dens
     return _load_folder(source.path, target)
 
 
-def digest_tensors(config: DenseConfig, tensors: Mapping[str, torch.Tensor]) -> str:
+def digest_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> str:
     """The digest that the same tensors have when they are stored in safetensors files."""
     entries = []
     for name, tensor in tensors.items():
@@ -75,7 +93,7 @@ def digest_tensors(config: DenseConfig, tensors: Mapping[str, torch.Tensor]) -> 
     return weights_digest(config, entries)
 
 
-def _load_folder(folder: Path, dtype: torch.dtype) -> DenseWeights:
+def _load_folder(folder: Path, dtype: torch.dtype) -> DenseWeights | HybridWeights:
     config = folder_config(folder)
     stored = folder_tensors(folder, config)
     for name, tensor in stored.items():
@@ -88,12 +106,18 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> DenseWeights:
     for path, names in by_file.items():
         try:
             with safe_open(str(path), framework="pt") as file:
-                read.update({name: file.get_tensor(name) for name in names})
+                read.update({name: file.get_tensor(stored[name].name) for name in names})
         except (SafetensorError, OSError) as error:
             raise DamagedModel(path, f"tensors cannot be read ({' '.join(str(error).split())})") from error
-    digest = digest_tensors(config, read)
-    tensors = {name: read[name].to(dtype).contiguous() for name in stored}
-    return DenseWeights(config, tensors, digest)
+    if isinstance(config, HybridConfig):
+        canonical = assembled(config, read)
+        return HybridWeights(config, _converted(canonical, dtype), digest_tensors(config, canonical))
+    in_order = {name: read[name] for name in stored}
+    return DenseWeights(config, _converted(in_order, dtype), digest_tensors(config, read))
+
+
+def _converted(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
 
 
 def _load_gguf(gguf: GgufFile, dtype: torch.dtype) -> DenseWeights:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from txdecode.kernels.models.config import DenseConfig
-from txdecode.kernels.models.rope import attention_factor, inverse_frequencies
+import torch
 
 
 class RotaryTable:
@@ -15,15 +14,25 @@ class RotaryTable:
     two a row gets depends on its place in the batch.
     """
 
-    def __init__(self, config: DenseConfig, context: int, dtype: torch.dtype) -> None:
-        frequencies = torch.tensor(inverse_frequencies(config), dtype=torch.float64)
-        angles = torch.arange(context, dtype=torch.float64)[:, None] * frequencies
-        factor = attention_factor(config)
+    def __init__(
+        self,
+        frequencies: Sequence[float],
+        factor: float,
+        *,
+        turned: int,
+        kept: int,
+        context: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """``frequencies`` are head_dim / 2 angular frequencies in radians a token, zero for a pair that does not
+        turn; ``factor`` multiplies cosines and sines. The first ``turned`` heads turn, the ``kept`` after them
+        do not."""
+        rates = torch.tensor(frequencies, dtype=torch.float64)
+        angles = torch.arange(context, dtype=torch.float64)[:, None] * rates
         cos, sin = angles.cos() * factor, angles.sin() * factor
         self._cos = self._with_identity(torch.cat([cos, cos], -1), 1.0, dtype)
         self._sin = self._with_identity(torch.cat([-sin, sin], -1), 0.0, dtype)
-        turned = config.head_count + config.kv_head_count
-        self._heads = torch.tensor([0] * turned + [1] * config.kv_head_count)
+        self._heads = torch.tensor([0] * turned + [1] * kept)
         self.nbytes = self._cos.nbytes + self._sin.nbytes
 
     @staticmethod
@@ -40,6 +49,6 @@ class RotaryTable:
         return cos, sin
 
     @staticmethod
-    def planned_bytes(config: DenseConfig, context: int, dtype: torch.dtype) -> int:
+    def planned_bytes(head_dim: int, context: int, dtype: torch.dtype) -> int:
         """Bytes that a table of this size takes."""
-        return 4 * context * config.head_dim * dtype.itemsize
+        return 4 * context * head_dim * dtype.itemsize

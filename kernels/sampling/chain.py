@@ -26,9 +26,10 @@ def chain(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accepted drafts [B] and the token after them [B], int64, of B rounds of K drafts each.
 
-    ``targets`` [B, K+1, n] are probabilities, fp64; ``proposals`` [B, K, n] those that the ``drafts`` [B, K] were
-    drawn from, ``None`` for point masses. Column j is the id ``ids[b, i, j]`` (ascending), or j itself. ``keys``
-    [B, 2] or [1, 2]; ``positions`` [B] are the output positions that rows 0 decide.
+    ``targets`` [B, K+1, n] are probabilities, fp64; ``proposals`` [B, L, n] those that the first L of the
+    ``drafts`` [B, K] were drawn from; the drafts after them are point masses, and all are with ``None``. Column j is
+    the id ``ids[b, i, j]`` (ascending), or j itself. ``keys`` [B, 2] or [1, 2]; ``positions`` [B] are the output
+    positions that rows 0 decide.
     """
     rounds, width, _ = targets.shape
     count = width - 1
@@ -40,7 +41,7 @@ def chain(
         p = targets[active, row]
         named = torch.arange(p.shape[1]) if ids is None else ids[active, row]
         point = (named == draft.unsqueeze(1)).double()
-        q = point if proposals is None else proposals[active, row]
+        q = point if proposals is None or row >= proposals.shape[1] else proposals[active, row]
         # One id at most is the draft, so these sums add zeros only.
         p_draft, q_draft = (p * point).sum(-1), (q * point).sum(-1)
         drawn = _uniforms(keys, positions, active, row, ACCEPT)
@@ -65,22 +66,23 @@ def chain_of_candidates(
     """The verdict over one round's candidates; ``None`` where it is too close to call in vector arithmetic, and the
     definition has to decide.
 
-    ``proposals`` [rows - 1, vocab], fp64, or ``None``. The residual is made for the one row that needs it.
+    ``proposals`` [L, vocab], fp64, of the first L drafts, or ``None``: drafts without any are point masses. The
+    residual is made for the one row that needs it.
     """
     weights = (kept.scores - kept.scores.amax(-1, keepdim=True)).exp_()
     totals: list[float] = weights.cumsum(-1)[:, -1].tolist()
     for row, draft in enumerate(drafts):
         column = _column(kept, row, draft)
         p_draft = 0.0 if column < 0 else float(weights[row, column]) / totals[row]
-        q_draft = 1.0 if proposals is None else float(proposals[row, draft])
+        q = None if proposals is None or row >= proposals.shape[0] else proposals[row]
+        q_draft = 1.0 if q is None else float(q[draft])
         bound = uniform(draw(ACCEPT, row)) * q_draft
         if q_draft > 0 and abs(bound - p_draft) <= _MARGIN * max(bound, p_draft):
             return None
         if q_draft > 0 and bound < p_draft:
             continue
         residual = weights[row] / totals[row]
-        if proposals is not None:
-            q = proposals[row]
+        if q is not None:
             residual = (residual - (q if kept.ids is None else q[kept.ids[row]])).clamp_(min=0.0)
         elif column >= 0:
             residual[column] = max(float(residual[column]) - 1.0, 0.0)

@@ -32,9 +32,10 @@ def judge(
     position: int,
     proposals: torch.Tensor | None = None,
     prompt: torch.Tensor | None = None,
+    copied: int = 0,
 ) -> Judgement:
     """See ``txdecode.kernels.sampling.judge``. ``prompt`` repeats what ``history`` has."""
-    rows = None if proposals is None else proposals.tolist()
+    rows = None if proposals is None else [*proposals.tolist(), *[None] * copied]
     return definition.judge(logits.tolist(), target, history, drafts, position, rows)
 
 
@@ -124,11 +125,12 @@ def chain(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``txdecode.kernels.sampling.chain``; columns are ids."""
     rounds = targets.shape[0]
+    points = [None] * (0 if proposals is None else drafts.shape[1] - proposals.shape[1])
     verdicts = [
         accept.chain(
             drafts[index].tolist(),
             targets[index].tolist(),
-            None if proposals is None else proposals[index].tolist(),
+            None if proposals is None else [*proposals[index].tolist(), *points],
             draws.Words(seed, position),
         )
         for index, (seed, position) in enumerate(zip(seeds(keys, rounds), positions.tolist(), strict=True))

@@ -35,13 +35,15 @@ def judge(
     position: int,
     proposals: torch.Tensor | None = None,
     prompt: torch.Tensor | None = None,
+    copied: int = 0,
 ) -> Judgement:
     """Decide a round: the same path, token and, within 1e-9, logprobs as the definition.
 
     ``logits`` [W, vocab], fp32, contiguous, are left as they are; there are W - 1 ``drafts``, and ``position`` is
-    the output position that row 0 decides. ``proposals`` [W - 1, vocab], fp64, are the probabilities that the
-    drafts were drawn from, ``None`` for point masses; only the chain law looks at them. ``history`` is needed where
-    the target changes logits; ``prompt`` may give its prompt ids as an int64 tensor, to save making one.
+    the output position that row 0 decides. ``proposals`` [W - 1 - copied, vocab], fp64, are the probabilities that
+    the drafts were drawn from, ``None`` for point masses; the last ``copied`` drafts are point masses in any case.
+    Only the chain law looks at them. ``history`` is needed where the target changes logits; ``prompt`` may give its
+    prompt ids as an int64 tensor, to save making one.
 
     What is said of a row does not depend on W or on other rows, to the bit. Raises ``ExecutorFault`` where a row
     that matters, one of the path, has a NaN or no finite largest logit.
@@ -49,6 +51,11 @@ def judge(
     assert logits.dtype == torch.float32, logits.dtype
     assert logits.is_contiguous(), logits.stride()
     assert logits.shape[0] == len(drafts) + 1, f"{logits.shape[0]} rows for {len(drafts)} drafts"
+    assert proposals is None or proposals.shape[0] + copied == len(drafts), (
+        proposals.shape,
+        copied,
+        len(drafts),
+    )
     assert _TEMPERATURES[0] <= target.temperature <= _TEMPERATURES[1], target.temperature
     raw, faults = _sound(logits, "the model")
     changed = adjusted(raw, target, history, drafts, prompt)
@@ -126,5 +133,7 @@ def _over_candidates(
     verdict = chain_of_candidates(drafts, kept, proposals, draw)
     if verdict is None:
         rows = [accept.probabilities(filtered(row, target)) for row in logits.tolist()]
-        verdict = accept.chain(drafts, rows, None if proposals is None else proposals.tolist(), draw)
+        points = [None] * (0 if proposals is None else len(drafts) - proposals.shape[0])
+        drawn = None if proposals is None else [*proposals.tolist(), *points]
+        verdict = accept.chain(drafts, rows, drawn, draw)
     return verdict

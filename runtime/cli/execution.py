@@ -16,7 +16,7 @@ FOUND = 1
 
 model_of_log_option = click.option(
     "--model",
-    metavar="smollm2|FOLDER|FILE.gguf",
+    metavar="bundled|smollm2|FOLDER|FILE.gguf",
     help="The model to run; by default the one that the log names.",
 )
 

@@ -12,12 +12,13 @@ from txdecode.runtime.cli.options import (
     dtype_option,
     json_option,
     model_option,
+    rollback_option,
     sampling_options,
     threads_option,
 )
 from txdecode.runtime.cli.render import Progress, print_json, print_table
 from txdecode.runtime.gates.lossless import LosslessReport, lossless_gate
-from txdecode.runtime.gates.prompts import BUILT_IN, read_prompts
+from txdecode.runtime.gates.prompts import BUILT_IN, CODE_PROMPTS, read_prompts
 from txdecode.runtime.opening import open_model
 from txdecode.runtime.sampling import Sampling
 
@@ -33,9 +34,12 @@ def gate() -> None:
 @model_option
 @dtype_option
 @click.option("--full", is_flag=True, help="More widths, contexts and batches; by hand.")
+@rollback_option
 @threads_option
 @json_option
-def rows(model: str, dtype: str, full: bool, threads: int | None, as_json: bool) -> None:
+def rows(
+    model: str, dtype: str, full: bool, rollback: str | None, threads: int | None, as_json: bool
+) -> None:
     """Check that q rows in one forward equal q single rows, to the bit.
 
     Widths 1 to 16, across page borders, at long contexts, in prefill tiles, beside longer batch mates, and after
@@ -45,7 +49,7 @@ def rows(model: str, dtype: str, full: bool, threads: int | None, as_json: bool)
 
     progress = Progress("gate rows")
     try:
-        report = rows_report(model, dtype, full=full, threads=threads, progress=progress)
+        report = rows_report(model, dtype, full=full, threads=threads, rollback=rollback, progress=progress)
     finally:
         progress.close()
     if as_json:
@@ -73,6 +77,7 @@ def rows(model: str, dtype: str, full: bool, threads: int | None, as_json: bool)
 @click.option("--max-tokens", type=click.IntRange(min=2), default=None, help="Cap every prompt's budget.")
 @click.option("--full", is_flag=True, help="Every prompt at every draft length; by hand.")
 @sampling_options
+@rollback_option
 @threads_option
 @json_option
 def lossless(
@@ -82,6 +87,7 @@ def lossless(
     max_tokens: int | None,
     full: bool,
     sampling: Sampling,
+    rollback: str | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -94,11 +100,13 @@ def lossless(
     Decoding is greedy unless a temperature is given, and then the text for a seed must be the same; the seed is 0
     unless one is given. The checkpoint's own sampling defaults do not apply.
     """
-    chosen = BUILT_IN if prompts is None else read_prompts(prompts)
+    given = None if prompts is None else read_prompts(prompts)
     cap = max_tokens if max_tokens is not None else None if full else 48
     progress = Progress("gate lossless")
     try:
-        opened = open_model(model, dtype, threads=threads)
+        opened = open_model(model, dtype, "lookup", threads=threads, rollback=rollback)
+        chats = opened.text is not None and opened.text.has_chat
+        chosen = given or (BUILT_IN if chats else CODE_PROMPTS)
         report = lossless_gate(
             opened, chosen, dtype=dtype, full=full, max_tokens=cap, sampling=sampling, progress=progress
         )

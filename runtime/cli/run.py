@@ -18,6 +18,7 @@ from txdecode.runtime.cli.options import (
     dtype_option,
     json_option,
     model_option,
+    rollback_option,
     sampling_options,
     threads_option,
 )
@@ -39,10 +40,17 @@ _INTERRUPTED = 130
 @dtype_option
 @click.option(
     "--draft",
-    type=click.Choice(["none", "lookup"]),
+    type=click.Choice(["none", "lookup", "mtp", "mtp+lookup"]),
     default="lookup",
     show_default=True,
-    help="Who drafts: nobody, or a copy of what followed the last words earlier in the text.",
+    help="Who drafts: nobody, a copy of what followed the last words earlier in the text, the model's own MTP "
+    "layer, or that and copies.",
+)
+@click.option(
+    "--draft-depth",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most drafts a round of the MTP layer; copies may follow them. Default: all of --draft-len.",
 )
 @click.option(
     "--draft-len",
@@ -67,6 +75,7 @@ _INTERRUPTED = 130
     metavar="N",
     help="Record digests of the device state after every N rounds, for 'log bisect'.",
 )
+@rollback_option
 @click.option("--context", type=click.IntRange(min=2), help="Most tokens of prompt and text together.")
 @threads_option
 @json_option
@@ -77,6 +86,7 @@ def run(
     model: str,
     dtype: str,
     draft: str,
+    draft_depth: int | None,
     draft_len: str,
     max_tokens: int,
     stop: tuple[str, ...],
@@ -84,6 +94,7 @@ def run(
     log: Path | None,
     overwrite: bool,
     audit_every: int,
+    rollback: str | None,
     context: int | None,
     threads: int | None,
     as_json: bool,
@@ -102,18 +113,20 @@ def run(
 
     The JSON object has ids, text, finish (stop, length or cancelled), seed and law (null when greedy), logprobs
     (null, or for each token its id, text, raw and target log-probability, and the alternatives to both), log (path
-    or null) and stats: counts (rounds includes plain_steps, the rounds in which nothing was drafted) and times in
-    seconds.
+    or null) and stats: counts (rounds includes plain_steps, the rounds in which nothing was drafted; by_source has
+    the drafts offered and accepted by drafter) and times in seconds.
     """
     text = read_prompt(prompt, prompt_file)
     with Runtime.open(
         model,
         dtype=dtype,
         draft=draft,
+        draft_depth=draft_depth,
         draft_len=draft_length(draft_len),
         log=log,
         overwrite=overwrite,
         audit_every=audit_every,
+        rollback=rollback,
         context=context,
         threads=threads,
         batch_max=1,
@@ -216,6 +229,7 @@ def result_data(result: Result, log: Path | None, token_text: Callable[[int], st
         "log": None if log is None else str(log),
         "stats": {
             **{name: counted[name] for name in names},
+            "by_source": {name: list(counts) for name, counts in stats.by_source.items()},
             "tok_s": stats.tok_s,
             "host_share": stats.host_share,
         },

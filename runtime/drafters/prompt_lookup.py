@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import attrs
 
+from txdecode.transactions.executor import Copy
+
 # Keys are n tokens packed into one integer: half the memory of a tuple, and computed from the key before.
 _TOKEN_BITS = 32
 TOKEN_MAX = (1 << _TOKEN_BITS) - 1
@@ -37,8 +39,9 @@ class PromptLookup:
     occurrence may overlap the suffix. Only known tokens are proposed: an occurrence near the end of the
     stream yields fewer than asked for, and copying never goes on through the proposal itself.
 
-    Host drafter by the ``Drafter`` protocol. Deterministic. A ``commit`` costs O(max_match) a token, a
-    ``propose`` O(max_match + count), whatever the length of the stream.
+    Host drafter by the ``MatchingDrafter`` protocol. Deterministic. A ``commit`` costs O(max_match) a token, a
+    ``propose`` O(max_match + count), a ``match`` O(max_match * len(after)) besides, whatever the length of the
+    stream.
     """
 
     def __init__(self, min_match: int = 1, max_match: int = 3) -> None:
@@ -60,15 +63,24 @@ class PromptLookup:
 
     def propose(self, request: int, count: int) -> tuple[int, ...]:
         """At most ``count`` tokens that followed the longest, then latest, match; empty where none is."""
+        return self.match(request, count).tokens
+
+    def match(self, request: int, count: int, after: Sequence[int] = ()) -> Copy:
+        """At most ``count`` tokens that followed the longest, then latest, earlier occurrence of the last tokens of
+        the stream with ``after`` behind it, and how many tokens agreed. ``after`` is not indexed: only known tokens
+        are matched and copied."""
         assert request in self._streams, f"request {request} has not begun"
         assert count >= 0, count
         stream = self._streams[request]
-        for size in reversed(range(len(self._masks))):
+        for size, mask in reversed(tuple(enumerate(self._masks))):
+            key = stream.suffix[size]
+            for token in after:
+                key = (key << _TOKEN_BITS | token) & mask
             # A suffix longer than the stream has zeros in front, but an index that short has no entries.
-            end = stream.ends[size].get(stream.suffix[size])
+            end = stream.ends[size].get(key)
             if end is not None:
-                return tuple(stream.tokens[end : end + count])
-        return ()
+                return Copy(tuple(stream.tokens[end : end + count]), self._min + size)
+        return Copy()
 
     def commit(self, request: int, tokens: Sequence[int]) -> None:
         """Append ``tokens`` to the stream. Ids lie in 0..``TOKEN_MAX``."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import attrs
 
+from txdecode.runtime.drafters.prompt_lookup import PromptLookup
 from txdecode.runtime.errors import EventUndecodable, InvalidRequest
 from txdecode.runtime.execution.compare import difference, drafts_differ, entries_differ
 from txdecode.runtime.execution.errors import Difference, ExecutionDivergence
@@ -20,11 +21,14 @@ from txdecode.runtime.execution.plans import (
     Planned,
     Prefill,
     Step,
+    asked_of,
     completed,
     plan_prefill,
     plan_round,
     restoring,
+    with_copies,
 )
+from txdecode.runtime.opening import LEARNED
 from txdecode.runtime.request import Parameters
 from txdecode.state.ledgers import Ledgers
 from txdecode.transactions.audit import entries_from
@@ -51,10 +55,11 @@ from txdecode.transactions.executor import (
 )
 from txdecode.transactions.transaction import view
 
+HOSTED = frozenset({"none", PromptLookup().name})
+"""Sources of proposals that are not the executor's even where its own drafter was used."""
+
 SAMPLED = 1
 """Number of the law of a proposal that was drawn from q, which only the executor's own drafter does."""
-
-"""Attempts that are tried for the first draft after a snapshot, which does not say how many there were."""
 
 
 @attrs.define
@@ -131,7 +136,7 @@ class Reexecutor:
             self._attempts[event.request, event.epoch] = attempt + 1
         if isinstance(event, RuntimeNote) and event.kind == "recovered":
             # Another drafter may have been given then.
-            own = event.data.get("draft", "executor" if self._own else "") == "executor"
+            own = event.data.get("draft", "executor" if self._own else "") in LEARNED
             self._own = own and self._description.capabilities.drafts
         if event is None or not self._concerns(request):
             return None
@@ -264,7 +269,7 @@ class Reexecutor:
 
     def drew(self, event: RoundCommitted) -> bool:
         """Whether the executor itself proposed: then it is asked to do so again."""
-        return event.law == SAMPLED or (self._own and event.source not in ("none", "lookup"))
+        return event.law == SAMPLED or (self._own and event.source not in HOSTED)
 
     def _offered(self, item: Planned) -> Proposal | None:
         if self.drew(item.event):
@@ -275,13 +280,20 @@ class Reexecutor:
         self, group: Sequence[Planned], rounds: list[Round], mates: tuple[RoundPlan, ...]
     ) -> list[Round]:
         """Rounds of a verb by verb executor with what its own drafter proposes now, which must be what it did."""
-        plans = [entry.plan for entry in rounds if entry.proposal is None]
+        plans = [
+            asked_of(item.event, entry.plan)
+            for item, entry in zip(group, rounds, strict=True)
+            if entry.proposal is None
+        ]
         if not plans:
             return rounds
         proposals = self.executor.draft(plans)
         check_count("proposals", len(proposals), len(plans))
         drawn = iter(proposals)
-        made = [entry if entry.proposal is not None else Round(entry.plan, next(drawn)) for entry in rounds]
+        made = [
+            entry if entry.proposal is not None else Round(entry.plan, with_copies(item.event, next(drawn)))
+            for item, entry in zip(group, rounds, strict=True)
+        ]
         for item, entry in zip(group, made, strict=True):
             assert entry.proposal is not None
             found = drafts_differ(item.event, entry.proposal)

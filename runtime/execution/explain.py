@@ -17,6 +17,7 @@ import attrs
 
 from txdecode.runtime.execution.compare import difference, drafts_differ
 from txdecode.runtime.execution.driver import Failed, run
+from txdecode.runtime.execution.plans import asked_of, with_copies
 from txdecode.transactions.executor import (
     Executor,
     Outcome,
@@ -114,7 +115,8 @@ class Explainer:
             yield Round(plan, None)
         else:
             for drawn_by in (plan, self._item.plan):
-                (proposal,) = self._executor.draft([drawn_by])
+                (drawn,) = self._executor.draft([asked_of(event, drawn_by)])
+                proposal = with_copies(event, drawn)
                 if drafts_differ(event, proposal) is None:
                     yield Round(plan, proposal)
                 else:
@@ -221,7 +223,8 @@ def _after_accepting(executor: Executor, plan: RoundPlan, proposal: Proposal, ac
         plan.view,
         length=plan.view.length + accepted,
         pages=plan.pages,
-        columns=tuple(columns[accepted - 1] for columns in plan.columns),
+        # One a round holds it wherever the path ends.
+        columns=tuple(columns[min(accepted, len(columns)) - 1] for columns in plan.columns),
     )
     history = plan.history
     if history is not None:
@@ -236,7 +239,11 @@ def _after_accepting(executor: Executor, plan: RoundPlan, proposal: Proposal, ac
         ordinal=plan.ordinal + 1,
         pending=proposal.tokens[accepted - 1],
         parents=(-1,),
-        columns=tuple(columns[accepted : accepted + 1] for columns in plan.columns),
+        columns=tuple(
+            # What a round reserves but once is used up; the column before the round is free by now.
+            columns[accepted : accepted + 1] or (before,)
+            for columns, before in zip(plan.columns, plan.view.columns, strict=True)
+        ),
         rng=(start, start + 1),
         budget=1,
         history=history,

@@ -15,7 +15,7 @@ from txdecode.state.groups import StateGroup, of_kind
 from txdecode.state.ledgers import Ledgers
 from txdecode.transactions.clip import CLIP_REASONS, ClipRules, clip
 from txdecode.transactions.events import PrefillCommitted, RoundCommitted
-from txdecode.transactions.executor import Outcome, PrefillPlan, RoundPlan, SequenceView
+from txdecode.transactions.executor import Outcome, PrefillPlan, Proposal, RoundPlan, SequenceView
 from txdecode.transactions.target import Target
 from txdecode.transactions.transaction import extended, history, view
 
@@ -102,6 +102,21 @@ def plan_round(
     return Planned(sequence, event, plan, asked, len(state.generated), exact)
 
 
+def asked_of(event: RoundCommitted, plan: RoundPlan) -> RoundPlan:
+    """What the executor's drafter was asked for: the drafts before those that the host copied."""
+    return plan.narrowed(len(event.drafts) - event.copied)
+
+
+def with_copies(event: RoundCommitted, proposal: Proposal) -> Proposal:
+    """What the executor's drafter proposes, with the recorded copies of the host after it."""
+    if not event.copied:
+        return proposal
+    copies = event.drafts[len(event.drafts) - event.copied :]
+    return attrs.evolve(
+        proposal, tokens=(*proposal.tokens, *copies), source=event.source, copied=event.copied
+    )
+
+
 def completed(ledgers: Ledgers, group: Sequence[Planned]) -> list[Planned]:
     """The rounds of one launch with units for every row. ``ledgers`` are those after their events, hence what is
     free in them and was held by none of these rounds was free when they ran."""
@@ -125,21 +140,18 @@ def completed(ledgers: Ledgers, group: Sequence[Planned]) -> list[Planned]:
             for table, spare, kind in zip(plan.pages, pages, page_groups, strict=True)
         )
         last = len(item.event.emitted) - 1
-        made = tuple(
-            _with_named(
-                spare.take(plan.width - len(item.event.columns[g : g + 1])), item.event.columns, g, last
-            )
-            for g, spare in enumerate(columns)
-        )
-        done.append(attrs.evolve(item, plan=attrs.evolve(plan, pages=tables, columns=made)))
+        made = []
+        for g, (kind, spare) in enumerate(zip(column_groups, columns, strict=True)):
+            named, count = item.event.columns[g : g + 1], kind.reserved_columns(plan.width)
+            at = last if kind.columns == "row" else 0
+            made.append(_with_named(spare.take(count - len(named)), named, at))
+        done.append(attrs.evolve(item, plan=attrs.evolve(plan, pages=tables, columns=tuple(made))))
     return done
 
 
-def _with_named(spare: tuple[int, ...], named: tuple[int, ...], group: int, last: int) -> tuple[int, ...]:
-    """Columns of all rows: the recorded one takes the state after row ``last``."""
-    if not named:
-        return spare
-    return (*spare[:last], named[group], *spare[last:])
+def _with_named(spare: tuple[int, ...], named: tuple[int, ...], last: int) -> tuple[int, ...]:
+    """Columns of a group: the recorded one, where there is one, is number ``last``."""
+    return (*spare[:last], *named, *spare[last:])
 
 
 def _held(units: Iterable[Iterable[int]]) -> frozenset[int]:

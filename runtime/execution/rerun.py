@@ -12,6 +12,7 @@ import attrs
 from txdecode.runtime.execution.driver import Counts, Reexecutor
 from txdecode.runtime.execution.same import Agreement, agree, open_again
 from txdecode.runtime.journal import JournalReader, Record, TornTail, iterate
+from txdecode.runtime.opening import LEARNED
 from txdecode.runtime.replay import (
     Divergence,
     Folder,
@@ -128,7 +129,7 @@ class Session:
             self.path,
             request=request,
             exact=self.agreement.exact,
-            own=self.options.draft == "executor",
+            own=self.options.draft in LEARNED,
             note=self.agreement.note,
         )
 

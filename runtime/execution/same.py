@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
-from txdecode.runtime.configuration import Options, fingerprint, to_data
+from txdecode.runtime.configuration import Options, differing, fingerprint
 from txdecode.runtime.execution.errors import ExecutionRefused
 from txdecode.runtime.journal import Header
 from txdecode.runtime.opening import Opened, open_model
@@ -70,16 +69,16 @@ def open_again(
         options.batch_max,
         options.context,
         options.threads if threads is None else threads,
+        rollback=options.rollback,
     )
 
 
 def agree(header: Header, opened: Opened, options: Options) -> Agreement:
     """How far execution can be compared with the log. Raises ``ExecutionRefused`` for another model."""
     description = opened.executor.describe()
-    here: Mapping[str, Any] = to_data(description, options)
-    for field in ("executor", "vocab_size", "context", "groups"):
-        if header.configuration.get(field) != here[field]:
-            raise ExecutionRefused(field, header.configuration.get(field), here[field])
+    at = differing(header.configuration, description, options)
+    if at is not None:
+        raise ExecutionRefused(*at)
     now = fingerprint(description, opened.fingerprint)
     differs: dict[str, tuple[str | None, str | None]] = {}
     for field, value in header.fingerprint.items():

@@ -260,7 +260,7 @@ def _decode(
         with Runtime(run_on, journal, Options(draft_len=draft_len)) as runtime:
             handles = [
                 runtime.submit(
-                    list(prompt.messages),
+                    prompt.content,
                     max_tokens=prompt.max_tokens
                     if max_tokens is None
                     else min(prompt.max_tokens, max_tokens),

@@ -14,13 +14,19 @@ from txdecode.runtime.errors import InvalidRequest
 
 @attrs.frozen
 class GatePrompt:
-    """Chat messages and how many tokens to decode. ``repeats``: the answer copies from the prompt, so that a
-    lookup drafter must engage."""
+    """What to decode and how many tokens of it: chat messages, or ``text`` that a model without a chat template
+    goes on with. ``repeats``: the answer copies from the prompt, so that a lookup drafter must engage."""
 
     name: str
     messages: Sequence[dict[str, Any]]
     max_tokens: int
     repeats: bool
+    text: str = ""
+
+    @property
+    def content(self) -> str | list[dict[str, Any]]:
+        """What ``Runtime.submit`` takes."""
+        return self.text or list(self.messages)
 
 
 def _user(text: str) -> list[dict[str, Any]]:
@@ -97,6 +103,90 @@ BUILT_IN: tuple[GatePrompt, ...] = (
     ),
     GatePrompt("list", _user("List the numbers from 1 to 30, one a line."), 80, False),
 )
+
+
+# None of these is said to repeat: what a model that only goes on with a text will copy is for it to show.
+CODE_PROMPTS: tuple[GatePrompt, ...] = (
+    GatePrompt(
+        "class",
+        (),
+        128,
+        False,
+        '''"""A queue of jobs that are run one at a time."""
+
+import collections
+import threading
+
+
+class JobQueue:
+    """Run callables in the order in which they were added.
+
+    The queue can be shared between threads.
+    """
+
+    def __init__(self, maxsize=0):
+        self.maxsize = maxsize
+        self._jobs = collections.deque()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def add(self, function, *args):
+        """Add a job; raise ValueError if the queue is closed."""
+        with self._lock:
+            if self._closed:
+                raise ValueError("the queue is closed")
+            self._jobs.append((function, args))
+
+    def run_one(self):
+        """Run the oldest job and return its result."""
+        with self._lock:
+''',
+    ),
+    GatePrompt(
+        "functions",
+        (),
+        128,
+        False,
+        f'''"""Simple statistics of sequences of numbers."""
+
+
+{CODE}
+
+def deviation(values):
+    """Return the square root of the variance of values."""
+''',
+    ),
+    GatePrompt(
+        "options",
+        (),
+        128,
+        False,
+        """import argparse
+import sys
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Count the words of text files.")
+    parser.add_argument("files", nargs="*", help="files to read")
+    parser.add_argument("-l", "--lines", action="store_true", help="count lines instead of words")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say what is being read")
+    parser.add_argument(
+""",
+    ),
+    GatePrompt(
+        "prose",
+        (),
+        96,
+        False,
+        '''"""Reading and writing of archives.
+
+This module provides a class to read and write archive files. An archive holds any number of
+members, each with a name and a size. To open an archive, call the function open() with the name
+of the file and a mode. ''',
+    ),
+    GatePrompt("short", (), 48, False, "import "),
+)
+"""Text to go on with, for models without a chat template; written here, so no model was trained on it."""
 
 
 def read_prompts(path: Path) -> tuple[GatePrompt, ...]:

@@ -14,10 +14,11 @@ def rows_report(
     *,
     full: bool,
     threads: int | None,
+    rollback: str | None = None,
     progress: Callable[[int, int, str], None],
 ) -> RowsReport:
     """Open ``model`` and run the gate; one that fails is run once more before it is reported, since a contended
     run can look like a wrong one."""
-    opened = open_model(model, dtype, draft="none", threads=threads)
+    opened = open_model(model, dtype, draft="none", threads=threads, rollback=rollback)
     report = rows_gate(opened.executor, full=full, progress=progress)
     return report if report.passed else rows_gate(opened.executor, full=full, progress=progress)

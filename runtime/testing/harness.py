@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import attrs
 
 from txdecode.runtime.sampling import Sampling
-from txdecode.transactions.executor import AuditEntry, Executor
+from txdecode.transactions.executor import AuditEntry, Executor, Rollback
 from txdecode.transactions.target import GREEDY, Target
 from txdecode.transactions.toy import ToyExecutor, expected_audit, plain
 
@@ -64,6 +64,7 @@ def toy_harness(
     batch_max: int = 4,
     rows_max: int = 8,
     delays: Sequence[int] = (0,),
+    rollback: Rollback = "columns",
     toy: type[ToyExecutor] = ToyExecutor,
 ) -> Harness:
     """The toy executor, or a subclass of it. ``delays`` are the polls that fused launches take, in turn, so that
@@ -79,6 +80,7 @@ def toy_harness(
             rows_max=rows_max,
             fused=fused,
             accuracy=accuracy,
+            rollback=rollback,
             delay=lambda launch: delays[launch % len(delays)],
         )
 

@@ -75,6 +75,7 @@ def _settings(drafts: Sequence[Draft]) -> st.SearchStrategy[Setting]:
         Setting,
         draft=st.sampled_from(drafts),
         draft_len=st.one_of(st.sampled_from(("additive", "additive:15")), st.integers(0, DRAFT_MAX)),
+        draft_depth=st.sampled_from((None, 1, 2)),
         durability=st.sampled_from(("write", "fsync", "none")),
         paranoid=st.booleans(),
         segment_bytes=st.sampled_from((SEGMENT_BYTES, 4096)),
@@ -144,6 +145,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self._world = World(harness, setting, Path(self._folder.name), self._tell)
         capabilities = self._world.description.capabilities
         self._tell("style fused" if capabilities.fused else "style verbs")
+        self._tell(f"rollback {capabilities.rollback or 'none'}")
         self._tell(f"draft {setting.draft}")
         self._tell(f"durability {setting.durability}")
 
@@ -259,8 +261,9 @@ def machine_for(
     tally: Counter[str] | None = None,
 ) -> type[TransactionMachine]:
     """The state machine over one executor, or over those that a strategy draws. ``drafts`` are the drafters to
-    draw from: ``executor`` (its own, where it has any), ``scripted`` (right, wrong and broken proposals),
-    ``lookup``, ``none``. ``tally`` counts what happened, by the names that Hypothesis' statistics show too."""
+    draw from: ``executor`` (its own, where it has any), ``mtp+lookup`` (that and copies), ``scripted`` (right, wrong
+    and broken proposals), ``lookup``, ``none``. ``tally`` counts what happened, by the names that Hypothesis'
+    statistics show too."""
     harnesses = st.just(harness) if isinstance(harness, Harness) else harness
     fields = {"harnesses": harnesses, "drafts": drafts, "tally": tally}
     return type("TransactionMachine", (TransactionMachine,), fields)

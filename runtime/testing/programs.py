@@ -52,6 +52,27 @@ def decode(world: World) -> None:
     world.finish()
 
 
+def begin_with_one_token(world: World) -> None:
+    """A request whose first round starts from nothing, where another one has been."""
+    submit(world, 8)
+    world.run()
+    submit(world, 1)
+    world.finish()
+
+
+def repeat(world: World) -> None:
+    """Texts that have been there before, for drafters that copy."""
+    vocab_size = world.description.vocab_size
+    # The last one goes on as the toy likes to.
+    ring = [6]
+    while len(ring) < 16:
+        ring.append((ring[-1] * 5 + 3) % vocab_size)
+    for tokens in (prompt(world, 2) * 4, prompt(world, 5) * 4, ring * 2):
+        made = world.submit(tokens, 30)
+        assert made is not None, "the pools are too small for this program"
+    world.finish()
+
+
 def roll_back(world: World) -> None:
     """Rounds fail in the middle, and are run again. An executor that is driven by verbs."""
     submit(world, 8)
@@ -236,6 +257,8 @@ PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
         decode,
+        begin_with_one_token,
+        repeat,
         roll_back,
         preempt,
         run_out_of_pages,

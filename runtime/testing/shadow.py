@@ -107,6 +107,9 @@ class Shadow:
             line = self.lines[event.request]
             line.ids.extend(event.emitted)
             line.rounds.append(len(line.ids))
+            drawn = len(event.drafts) - event.copied
+            if event.copied:
+                self._tell("drafts extended, and accepted" if event.accepted > drawn else "drafts extended")
             if event.clip:
                 line.finish = CLIP_REASONS[event.clip]
         elif isinstance(event, RequestSubmitted):

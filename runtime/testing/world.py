@@ -12,6 +12,7 @@ import attrs
 
 from txdecode.runtime.errors import InvalidRequest, JournalError, RuntimeClosed
 from txdecode.runtime.journal import SEGMENT_BYTES, Durability
+from txdecode.runtime.opening import LEARNED
 from txdecode.runtime.replay import replay
 from txdecode.runtime.runtime import Runtime
 from txdecode.runtime.sampling import Sampling
@@ -35,17 +36,19 @@ from txdecode.state.digest import LEDGERS
 from txdecode.transactions.executor import Description, Drafter
 from txdecode.transactions.phase import Phase, Signal
 
-Draft = Literal["none", "lookup", "scripted", "executor"]
+Draft = Literal["none", "lookup", "scripted", "executor", "mtp+lookup"]
 DRAFTS: tuple[Draft, ...] = get_args(Draft)
 Interrupt = Literal["cancel", "preempt"]
 
 
 @attrs.frozen
 class Setting:
-    """How the runtime under test is opened. ``executor`` drafts only where the executor can, else nothing."""
+    """How the runtime under test is opened. ``executor`` drafts only where the executor can, else nothing, and of
+    ``mtp+lookup`` the half that can; ``draft_depth`` applies where it may."""
 
     draft: Draft = "none"
     draft_len: int | str = "additive"
+    draft_depth: int | None = None
     durability: Durability = "write"
     paranoid: bool = False
     segment_bytes: int = SEGMENT_BYTES
@@ -74,15 +77,18 @@ class World:
         self.scripted = ScriptedDrafter(
             self._continuation, self.description.vocab_size, self.description.context, tell
         )
+        capabilities = self.description.capabilities
         self._runtime = Runtime.open(
             self.breaker,
             log=self.path,
             draft=self._drafter(),
             draft_len=setting.draft_len,
+            draft_depth=setting.draft_depth if self._learned and not capabilities.fused else None,
             durability=setting.durability,
             paranoid=setting.paranoid,
             audit_every=setting.audit_every,
             segment_bytes=setting.segment_bytes,
+            rollback=capabilities.rollback or None,
             observer=self._observe,
             storage=self.disk.open,
         )
@@ -110,7 +116,7 @@ class World:
     @property
     def possible_faults(self) -> list[tuple[Verb, When]]:
         """How the verbs that this runtime calls may fail."""
-        return possible_faults(self.description.capabilities.fused, self._drafter() == "executor")
+        return possible_faults(self.description.capabilities.fused, self._learned)
 
     @property
     def faults(self) -> int:
@@ -125,11 +131,18 @@ class World:
     def _over(self, number: int) -> bool:
         return self.tracked[number].handle.done
 
+    @property
+    def _learned(self) -> bool:
+        """Whether the executor's own drafter is used."""
+        return self._drafter() in LEARNED
+
     def _drafter(self) -> str | Drafter:
         if self.setting.draft == "scripted":
             return self.scripted
         if self.setting.draft == "executor" and not self.description.capabilities.drafts:
             return "none"
+        if self.setting.draft == "mtp+lookup" and not self.description.capabilities.drafts:
+            return "lookup"
         return self.setting.draft
 
     # What may happen.

@@ -12,7 +12,8 @@ import pytest
 
 from txdecode.runtime import Runtime, replay
 from txdecode.runtime.journal import iterate
-from txdecode.transactions.events import EVENTS
+from txdecode.transactions.codec import decode
+from txdecode.transactions.events import EVENTS, RoundCommitted
 from txdecode.transactions.toy import ToyExecutor
 
 FOLDER = Path(__file__).parent
@@ -67,5 +68,10 @@ def test_the_writer_of_golden_logs_writes_one_of_everything(tmp_path: Path) -> N
     """So that the next one is as good: every event that there is, in more than one segment."""
     module = load("write")
     module.write(tmp_path / "new.txlog")
-    assert {record.type for record in iterate(tmp_path / "new.txlog")} == set(EVENTS)
+    records = list(iterate(tmp_path / "new.txlog"))
+    assert {record.type for record in records} == set(EVENTS)
+    events = [decode(record.type, record.version, record.flags, record.payload) for record in records]
+    rounds = [event for event in events if isinstance(event, RoundCommitted)]
+    assert {event.source for event in rounds} == {"none", "toy", "prompt_lookup", "toy+prompt_lookup"}
+    assert {event.law for event in rounds if event.copied} == {0, 1}
     assert module.expected(tmp_path / "new.txlog")["requests"]["5"]["finish"] is None

@@ -23,6 +23,8 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "repetition_penalty": 1.5, "logit_bias": {3: float("-inf"), 4: 0.5}},
     {},
 )
+REPEATS = [6, 33, 24, 27, 42, 21, 12, 15, 30, 9, 0, 3, 18, 45, 36, 39] * 2
+"""A text that the toy likes to go on with, so that copies replace what it drafts."""
 
 
 def expected(log: Path) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def expected(log: Path) -> dict[str, Any]:
 def write(log: Path) -> None:
     """A run with one of everything."""
     breaker = Breaker(ToyExecutor(accuracy=6), lambda what: None)
-    options: dict[str, Any] = {"draft": "executor", "draft_len": 4, "segment_bytes": 4096, "audit_every": 7}
+    options: dict[str, Any] = {"draft": "mtp+lookup", "draft_depth": 2, "draft_len": 4}
+    options |= {"segment_bytes": 4096, "audit_every": 7}
     with Runtime.open(breaker, log=log, **options) as runtime:
         handles = [
             runtime.submit([3, 1, 4, 1, 5, number], max_tokens=24, sampling=sampling)
@@ -67,6 +70,7 @@ def write(log: Path) -> None:
             runtime.step()
         runtime.run()
         runtime.submit([5, 5, 5], max_tokens=40, sampling=SAMPLING[0])
+        runtime.submit(REPEATS, max_tokens=40)
         for _ in range(4):
             runtime.step()
 

@@ -260,6 +260,7 @@ def test_phases_end_where_the_round_was_committed(tmp_path: Path) -> None:
         "ordinal": 0,
         "launch": 1,
         "source": "toy",
+        "copied": 0,
         "drafted": 1,
         "accepted": 1,
         "emitted": 2,

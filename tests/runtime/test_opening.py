@@ -9,8 +9,11 @@ import attrs
 import pytest
 
 from txdecode.runtime import InvalidRequest, Runtime, replay
-from txdecode.runtime.errors import CapabilityMissing, InvalidDraftLength
+from txdecode.runtime.configuration import Options
+from txdecode.runtime.errors import CapabilityMissing, InvalidDraftLength, RecoveryRefused
 from txdecode.runtime.journal import JournalExists, JournalLocked, JournalUnavailable
+from txdecode.runtime.opening import Opened, open_model
+from txdecode.transactions.executor import ROLLBACKS, Capabilities
 from txdecode.transactions.toy import ToyExecutor
 
 
@@ -19,6 +22,16 @@ from txdecode.transactions.toy import ToyExecutor
     [
         ({"draft": "guess"}, InvalidRequest, "draft must be 'lookup', 'none', .*; found 'guess'"),
         ({"draft": "executor"}, InvalidRequest, "an executor that drafts"),
+        (
+            {"rollback": "snapshots"},
+            InvalidRequest,
+            "rollback must be one of columns, replay, restore, found",
+        ),
+        (
+            {"rollback": "replay"},
+            CapabilityMissing,
+            "'gdn' in the form 'columns', and 'replay' was asked for",
+        ),
         ({"draft_len": 16}, InvalidDraftLength, "found 16"),
         ({"draft_len": "fast"}, InvalidDraftLength, "found 'fast'"),
     ],
@@ -41,6 +54,53 @@ def test_an_executor_that_advances_by_itself_is_refused(tmp_path: Path) -> None:
         # The log is let go of, so the second attempt meets the same error.
         with pytest.raises(CapabilityMissing, match="advances its state on the device"):
             Runtime.open(executor, log=log, overwrite=True, draft="none")
+
+
+class Dense(ToyExecutor):
+    """Says that it has pages only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pages = tuple(group for group in self._description.groups if group.kind == "pages")
+        self._description = attrs.evolve(
+            self._description, groups=pages, capabilities=Capabilities(row_invariant=True)
+        )
+
+
+def test_a_form_of_state_that_is_not_there(tmp_path: Path) -> None:
+    log = tmp_path / "run.txlog"
+    with pytest.raises(InvalidRequest, match="form of recurrent state, and 'toy' has none; leave it out"):
+        Runtime.open(Dense(), log=log, rollback="replay", draft="none")
+    assert not log.exists()
+    Runtime.open(Dense(), draft="none").close()
+
+
+@pytest.mark.parametrize("bound", [open_model, lambda executor: Runtime(Opened(executor, "toy"))])
+def test_what_cannot_be_committed_does_not_bind(bound: Any) -> None:
+    executor = ToyExecutor()
+    capabilities = attrs.evolve(executor._description.capabilities, commits=("pages", "ring", "tokens"))
+    executor._description = attrs.evolve(executor._description, capabilities=capabilities)
+    with pytest.raises(CapabilityMissing, match="cannot commit group 'gdn'"):
+        bound(executor)
+
+
+def test_the_form_that_was_asked_for_is_that_of_the_runtime() -> None:
+    with pytest.raises(CapabilityMissing, match="'restore' was asked for"):
+        Runtime(Opened(ToyExecutor(), "toy"), options=Options(rollback="restore"))
+
+
+@pytest.mark.parametrize("form", ROLLBACKS)
+def test_the_form_is_in_the_header(form: Any, tmp_path: Path) -> None:
+    log = tmp_path / "run.txlog"
+    Runtime.open(ToyExecutor(rollback=form), log=log, draft="none", rollback=form).close()
+    report = replay(log)
+    assert report.configuration["options"]["rollback"] == form
+    assert report.fingerprint["rollback"] == form
+    # And it is opened again so.
+    with pytest.raises((CapabilityMissing, RecoveryRefused)):
+        Runtime.recover(log, ToyExecutor(rollback="replay" if form != "replay" else "columns"))
+    with Runtime.recover(log, ToyExecutor(rollback=form)) as runtime:
+        assert runtime.options.rollback == form
 
 
 def test_a_log_is_not_overwritten_unless_told(tmp_path: Path) -> None:

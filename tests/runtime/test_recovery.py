@@ -13,6 +13,8 @@ import pytest
 
 from txdecode.runtime import Divergence, RecoveryRefused, Runtime, TxDecodeError, replay
 from txdecode.runtime.errors import EventUndecodable, InvalidRequest
+from txdecode.runtime.execution import execute
+from txdecode.runtime.execution.errors import ExecutionRefused
 from txdecode.runtime.journal import (
     Journal,
     JournalCorrupt,
@@ -192,12 +194,36 @@ class Renamed(ToyExecutor):
             object.__setattr__(self._description, name, value)
 
 
+class Reshaped(ToyExecutor):
+    """Other geometry of one group."""
+
+    def __init__(self, name: str, **changes: Any) -> None:
+        super().__init__(accuracy=6, page_count=8, page=4)
+        groups = tuple(
+            attrs.evolve(group, **changes) if group.name == name else group
+            for group in self._description.groups
+        )
+        object.__setattr__(self._description, "groups", groups)
+
+
+class Reformed(ToyExecutor):
+    """Another form over equal groups."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__(accuracy=6, page_count=8, page=4, rollback=form)
+
+
 REFUSED: dict[str, tuple[Callable[[], ToyExecutor], str]] = {
     "executor": (lambda: Renamed(name="other"), "executor"),
     "vocabulary": (lambda: toy(vocab_size=50), "vocab_size"),
     "context": (lambda: toy(context=128), "context"),
     "pools": (lambda: toy(page_count=9), "groups"),
     "pages": (lambda: toy(page=8, page_count=8), "groups"),
+    "layers": (lambda: Reshaped("gdn", layers=2), "groups"),
+    "row bytes": (lambda: Reshaped("gdn", row_bytes=16), "groups"),
+    "ring": (lambda: Reshaped("conv", granularity=12), "groups"),
+    "owner": (lambda: Reshaped("pairs", owner="target"), "groups"),
+    "form": (lambda: Reformed("replay"), "groups"),
     "weights": (
         lambda: Renamed(fingerprint={"executor": "toy-2", "vocab": "48", "page": "4"}),
         "fingerprint 'executor'",
@@ -218,6 +244,50 @@ def test_another_executor_is_refused(name: str, written: Path, tmp_path: Path) -
         assert refused.value.args[0].count("\n") == 0
     assert log.read_bytes() == written.read_bytes()
     Runtime.recover(log, toy()).close()
+
+
+def test_two_forms_of_equal_groups_are_told_apart(tmp_path: Path) -> None:
+    log = tmp_path / "run.txlog"
+    with Runtime.open(Reformed("replay"), log=log, draft="executor") as runtime:
+        runtime.submit(PROMPTS[0], max_tokens=4)
+        runtime.run()
+    assert Reformed("replay").describe().groups == Reformed("restore").describe().groups
+    with pytest.raises(RecoveryRefused) as refused:
+        Runtime.recover(log, Reformed("restore"))
+    assert refused.value.field == "fingerprint 'rollback'"
+    with pytest.raises(ExecutionRefused) as unlike:
+        execute(log, Reformed("restore"))
+    assert unlike.value.field == "fingerprint 'rollback'"
+    assert execute(log, Reformed("replay")).counts.rounds > 0
+    Runtime.recover(log, Reformed("replay")).close()
+
+
+def test_groups_of_an_older_log_have_one_column_a_row(written: Path, tmp_path: Path) -> None:
+    """A log from before groups said how a round takes columns."""
+    header = read_header(written)
+    log = tmp_path / "run.txlog"
+    older = [fields[:7] for fields in header.configuration["groups"]]
+    assert header.configuration["groups"][1][7:] == ["row"]
+    fingerprint = {field: value for field, value in header.fingerprint.items() if field != "rollback"}
+    with Journal.create(
+        log, fingerprint=fingerprint, configuration={**header.configuration, "groups": older}
+    ) as journal:
+        journal.append([(r.type, r.version, r.flags, r.payload) for r in iterate(written)])
+    assert execute(log, toy()).counts.rounds > 0
+    Runtime.recover(log, toy()).close()
+    with pytest.raises(RecoveryRefused):
+        Runtime.recover(log, Reformed("replay"))
+
+
+@pytest.mark.parametrize("groups", [None, 7, [["kv"]], [["kv", "pages", 0, 1, 8]]])
+def test_groups_that_cannot_be_read_are_not_ours(written: Path, tmp_path: Path, groups: Any) -> None:
+    header = read_header(written)
+    log = tmp_path / "run.txlog"
+    configuration = {**header.configuration, "groups": groups}
+    Journal.create(log, fingerprint=header.fingerprint, configuration=configuration).close()
+    with pytest.raises(RecoveryRefused) as refused:
+        Runtime.recover(log, toy())
+    assert (refused.value.field, refused.value.args[0].count("\n")) == ("groups", 0)
 
 
 def test_other_versions_of_the_code_are_not_refused(written: Path, tmp_path: Path) -> None:

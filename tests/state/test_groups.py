@@ -24,6 +24,18 @@ def test_a_pooled_group_needs_a_pool():
         StateGroup("kv", "pages", 0, 1, 8, capacity=1)
 
 
+@pytest.mark.parametrize(("columns", "counts"), [("row", [0, 1, 2, 8]), ("round", [0, 1, 1, 1])])
+def test_columns_that_a_round_reserves(columns, counts):
+    group = StateGroup("gdn", "column", 1, 1, 8, "target", 9, columns)
+    assert [group.reserved_columns(rows) for rows in (0, 1, 2, 8)] == counts
+
+
+@pytest.mark.parametrize("kind", ["pages", "ring", "tokens"])
+def test_only_columns_are_reserved_by_the_round(kind):
+    with pytest.raises(AssertionError, match=f"columns of kind {kind}"):
+        StateGroup("kv", kind, 1, 1, 8, capacity=1, columns="round")
+
+
 def test_errors_keep_what_they_say():
     corrupt = LedgerCorrupt("pages", "request 3 length", 4, 5)
     assert str(corrupt) == "ledger 'pages', request 3 length: expected 4, found 5"

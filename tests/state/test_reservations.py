@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from txdecode.state.changes import Admit, Advance, Close, Evict, Submit
 from txdecode.state.errors import LedgerCorrupt, LedgerExhausted
+from txdecode.state.groups import StateGroup
+from txdecode.state.ledgers import Ledgers
 from txdecode.state.reservations import NOTHING, Pool, Pools, Reservation
 
 
@@ -35,6 +37,20 @@ def test_exhaustion_is_one_line_that_says_what_to_do():
     assert "'kv'" in text
     assert "3 wanted, 1 free" in text
     assert "finish or preempt" in text
+
+
+def test_a_group_of_one_column_a_round_gives_one(kit):
+    by_row, by_round = (
+        StateGroup("gdn", "column", 1, 1, 8, "target", 6),
+        StateGroup("kda", "column", 1, 1, 8, "target", 3, "round"),
+    )
+    pools = Pools(Ledgers((by_row, by_round)))
+    taken = pools.reserve(0, 4, 4)
+    assert taken.columns == ((0, 1, 2, 3), (0,))
+    pools.close(taken, Reservation((), ((2,), (0,))))
+    assert [pool.free() for pool in pools.columns] == [[0, 1, 3, 4, 5], [1, 2]]
+    # A chunk of prompt takes one of each.
+    assert pools.reserve(0, 9, 1).columns == ((0,), (1,))
 
 
 def free_of(pools):

@@ -19,6 +19,7 @@ from txdecode.runtime.testing import BEHAVIOURS, DISK_FAULTS, VERBS, WHEN, Harne
 from txdecode.runtime.testing.faults import possible
 from txdecode.runtime.testing.world import DRAFTS, Draft
 from txdecode.state.rng import LAWS
+from txdecode.transactions.executor import ROLLBACKS
 from txdecode.transactions.phase import TRANSITIONS, Phase
 
 PROFILES = {
@@ -42,6 +43,7 @@ def toys(fused: bool, accuracies: tuple[int, ...]) -> st.SearchStrategy[Harness]
         context=st.sampled_from((48, 128)),
         batch_max=st.sampled_from((2, 3, 4)),
         rows_max=st.sampled_from((2, 5, 8)),
+        rollback=st.sampled_from(ROLLBACKS),
         delays=st.sampled_from(((0,), (0, 2, 1), (3, 0, 1, 0))),
     )
 
@@ -51,6 +53,7 @@ SEEDS = (6, 7, 8, 9)
 # Apart, so that each gets its share: what is drawn together is not drawn evenly.
 SHARES: dict[str, tuple[st.SearchStrategy[Harness], tuple[Draft, ...]]] = {
     "verbs, drafted by the executor": (toys(False, (4, 7, 8)), ("executor",)),
+    "verbs, drafted by both": (toys(False, (4, 7)), ("mtp+lookup",)),
     "verbs, drafted by the host": (toys(False, (0, 7)), ("scripted", "lookup", "scripted", "none")),
     "fused": (toys(True, (0, 4, 7, 8)), DRAFTS),
 }
@@ -64,7 +67,9 @@ EVENTS = sorted(
     | {f"preempted {reason}" for reason in ("pages", "asked", "fault", "dirty", "recovered")}
     | {f"finish {reason}" for reason in ("stop", "length", "cancelled", "error")}
     | {f"style {style}" for style in ("verbs", "fused")}
-    | {f"draft {draft}" for draft in ("executor", "scripted", "lookup", "none")}
+    | {f"rollback {form}" for form in ROLLBACKS}
+    | {f"draft {draft}" for draft in DRAFTS}
+    | {"drafts extended", "drafts extended, and accepted"}
     | {f"durability {durability}" for durability in ("none", "write", "fsync")}
     | {f"law {law}" for law in LAWS}
     | {

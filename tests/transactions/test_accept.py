@@ -126,6 +126,33 @@ def test_chain_emits_by_the_target_whatever_the_proposal(p):
         assert emitted == list(p), (p, q)
 
 
+@pytest.mark.parametrize("q", [QUARTERS[1], QUARTERS[5], QUARTERS[7], QUARTERS[9], QUARTERS[11]])
+@pytest.mark.parametrize("p", [QUARTERS[2], QUARTERS[6], QUARTERS[8]])
+def test_chain_keeps_the_law_over_a_drawn_draft_and_a_copy_behind_it(p, q):
+    """Both tokens, summed over every draw of the first draft and every word. What is copied depends on the draw."""
+    after = {0: QUARTERS[4], 1: QUARTERS[6], 2: QUARTERS[12]}
+    emitted = [Fraction(0)] * 3
+    for draft in range(3):
+        if not q[draft]:
+            continue
+        first, second = Counter(), Counter()
+        for x, y, z in itertools.product(GRID, repeat=3):
+            # Of the two residual words of a round one is looked at.
+            words = {(ACCEPT, 0, 0): x, (RESIDUAL, 0, 0): y, (ACCEPT, 1, 0): z, (RESIDUAL, 1, 0): y}
+            rows = [[float(v) for v in row] for row in (p, after[draft], (0, 0, 1))]
+            copied = (draft + 1) % 3
+            path, token = chain(
+                (draft, copied), rows, [[float(v) for v in q], None], scripted({**words, (TARGET, 2, 0): 0})
+            )
+            first[token if len(path) == 1 else draft] += 1
+            if len(path) > 1:
+                second[copied if len(path) == 3 else token] += 1
+        emitted = [e + q[draft] * Fraction(first[t], 12**3) for t, e in enumerate(emitted)]
+        if second:
+            assert [Fraction(second[t], second.total()) for t in range(3)] == list(after[draft])
+    assert emitted == list(p)
+
+
 def test_a_rejection_ends_the_path_and_draws_from_the_residual():
     p, q = [0.2, 0.5, 0.3], [0.7, 0.2, 0.1]
     low, high = 0, (1 << 32) - 1

@@ -17,7 +17,7 @@ from txdecode.kernels.gates.driver import Driver
 from txdecode.kernels.gates.tally import Tally
 from txdecode.kernels.models.errors import ModelNotInstalled
 from txdecode.kernels.models.source import resolve
-from txdecode.kernels.models.weights import DenseWeights, load_weights
+from txdecode.kernels.models.weights import DenseWeights, load_dense_weights
 from txdecode.transactions.executor import AuditEntry, CapabilityMissing, Description
 
 MakeWeights = Callable[..., DenseWeights]
@@ -47,7 +47,7 @@ def test_passes_on_an_invariant_model(dtype: str, make_weights: MakeWeights) -> 
         "prefill tiles",
         "batch mates",
         "recomputation",
-        "keys and values",
+        "state",
     }
     for check in checks.values():
         assert check.rows > 0
@@ -90,7 +90,7 @@ def test_finds_logits_that_depend_on_how_many_rows_are_computed(make_weights: Ma
     assert widths.max_abs_diff > 0
     assert widths.argmax_agreement == 1.0
     assert widths.where[0].startswith("context 0, width 5, row 0: largest difference ")
-    assert by_name(report)["keys and values"].mismatches == 0
+    assert by_name(report)["state"].mismatches == 0
 
 
 def test_finds_a_choice_that_depends_on_longer_mates(make_weights: MakeWeights) -> None:
@@ -125,8 +125,11 @@ def test_finds_keys_that_depend_on_the_tile(make_weights: MakeWeights) -> None:
         return run
 
     checks = by_name(rows_gate(broken(made, change)))
-    assert checks["keys and values"].mismatches == 1
-    assert checks["keys and values"].where == ("context 128 after tiles of 31: kv layer 1 page 0",)
+    assert checks["state"].mismatches == 2
+    assert checks["state"].where == (
+        "context 128 after tiles of 31: kv layer 1 page 0",
+        "context 128 and 6 rows after tiles of 31: kv layer 1 page 0",
+    )
     assert checks["prefill tiles"].mismatches > 0
     assert checks["recomputation"].mismatches == 0
 
@@ -146,14 +149,14 @@ def test_leaves_the_executor_usable_and_its_pages_free(make_weights: MakeWeights
     assert rows_gate(made).passed
 
 
-def test_executors_with_more_state_or_without_logits_are_refused(make_weights: MakeWeights) -> None:
-    class Hybrid(DenseExecutor):
+def test_executors_that_are_fused_or_without_logits_are_refused(make_weights: MakeWeights) -> None:
+    class Fused(DenseExecutor):
         def describe(self) -> Description:
             plain = super().describe()
-            return attrs.evolve(plain, groups=plain.groups * 2)
+            return attrs.evolve(plain, capabilities=attrs.evolve(plain.capabilities, fused=True))
 
-    with pytest.raises(CapabilityMissing, match="one group of pages"):
-        rows_gate(Hybrid(make_weights(), dtype="fp32", page_count=4))
+    with pytest.raises(CapabilityMissing, match="launches fused"):
+        rows_gate(Fused(make_weights(), dtype="fp32", page_count=4))
 
     class Silent(DenseExecutor):
         logits_of_last_launch = None  # type: ignore[assignment]
@@ -202,7 +205,7 @@ def smollm2() -> DenseExecutor:
         source = resolve("smollm2")
     except ModelNotInstalled as absent:
         pytest.skip(str(absent))
-    return DenseExecutor(load_weights(source, "bf16"), dtype="bf16", page_count=30, context=800)
+    return DenseExecutor(load_dense_weights(source, "bf16"), dtype="bf16", page_count=30, context=800)
 
 
 @pytest.fixture
@@ -222,12 +225,9 @@ def test_rows_of_smollm2_are_invariant(context: int, smollm2: DenseExecutor) -> 
     lane, mate = driver.open(context + 16), driver.open(200, scattered=True)
     driver.consume(lane, context, 256)
     driver.consume(mate, 150, 100)
-    singles = []
-    for row in range(6):
-        lane.length = context + row
-        singles.extend(driver.rows([lane], [1]))
+    expected = torch.cat([driver.advance([lane], [1])[0] for _ in range(6)])
+    # Keys are positional: the lane may go back.
     lane.length = context
-    expected = torch.cat(singles)
     for width in (2, 5, 8, 16):
         found = driver.rows([lane], [width])[0]
         assert torch.equal(found[:6], expected[: len(found)]), width

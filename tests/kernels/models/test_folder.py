@@ -203,7 +203,16 @@ def test_another_architecture_is_named_with_the_supported_ones(copy: Path, decla
     change_json(copy / "config.json", architectures=declared, model_type="MixtralForCausalLM")
     with pytest.raises(UnsupportedArchitecture, match="MixtralForCausalLM") as caught:
         load_weights(resolve(str(copy)))
-    assert caught.value.supported == ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+    assert caught.value.supported == (
+        "LlamaForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    )
     assert all(name in str(caught.value) for name in caught.value.supported)
 
 

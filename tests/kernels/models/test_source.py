@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests import hybrids
 from txdecode.kernels.models.describe import describe_model
 from txdecode.kernels.models.errors import DamagedModel, ModelNotInstalled, TensorMismatch, UnknownModel
 from txdecode.kernels.models.source import ModelSource, resolve
@@ -21,7 +22,7 @@ from txdecode.kernels.models.source import ModelSource, resolve
 
 @pytest.mark.parametrize("name", ["gpt-5", "org/model", "", "x\0y", "~nobody-here/model", "a" * 5000])
 def test_an_unknown_name_says_what_can_be_given(name: str) -> None:
-    with pytest.raises(UnknownModel, match="smollm2"):
+    with pytest.raises(UnknownModel, match="'bundled', 'smollm2'"):
         resolve(name)
 
 
@@ -129,9 +130,11 @@ def test_files_that_do_not_belong_together_are_an_error(folders: dict[str, Any],
 
 
 def test_describing_and_loading_text_do_not_import_torch(
-    folders: dict[str, Any], make_gguf: Callable[..., Path], tmp_path: Path
+    folders: dict[str, Any], make_gguf: Callable[..., Path], tmp_path: Path, tiny_tokenizer: Any
 ) -> None:
-    paths = [str(folders["qwen2"].folder), str(make_gguf(tmp_path / "tiny.gguf", folders["qwen2"]))]
+    hybrid = hybrids.save(hybrids.build("qwen3_next"), tmp_path / "hybrid", tokenizer=tiny_tokenizer)
+    gguf = make_gguf(tmp_path / "tiny.gguf", folders["qwen2"])
+    paths = [str(folders["qwen2"].folder), str(gguf), str(hybrid)]
     program = (
         "import sys\n"
         "from txdecode.kernels.models.describe import describe_model\n"

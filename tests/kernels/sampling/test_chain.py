@@ -19,18 +19,19 @@ def table(random: torch.Generator, *shape: int, zeros: float = 0.0) -> torch.Ten
 
 @pytest.mark.parametrize("vocab", [5, 17, 50])
 @pytest.mark.parametrize("count", [0, 1, 4])
-@pytest.mark.parametrize("kind", ["sampled", "point", "zeros", "equal", "one-hot"])
+@pytest.mark.parametrize("kind", ["sampled", "point", "mixed", "zeros", "equal", "one-hot"])
 def test_word_for_word(vocab: int, count: int, kind: str) -> None:
     random = torch.Generator().manual_seed(vocab * 10 + count)
     rounds = 120
     targets = table(random, rounds, count + 1, vocab, zeros=0.4 if kind == "zeros" else 0.0)
-    proposals: torch.Tensor | None = table(
-        random, rounds, count, vocab, zeros=0.4 if kind == "zeros" else 0.0
-    )
+    drawn = table(random, rounds, count, vocab, zeros=0.4 if kind == "zeros" else 0.0)
+    proposals: torch.Tensor | None = drawn
     if kind == "equal":
         proposals = targets[:, :count].clone()
     elif kind == "point":
         proposals = None
+    elif kind == "mixed":
+        proposals = drawn[:, : (count + 1) // 2]
     elif kind == "one-hot":
         places = torch.randint(vocab, (rounds, count + 1), generator=random)
         targets = torch.nn.functional.one_hot(places, vocab).double()

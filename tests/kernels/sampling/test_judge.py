@@ -99,16 +99,27 @@ def test_rounds_of_the_definition(seed: int) -> None:
         history = History(prompt, {pick.randrange(vocab): 2 for _ in range(2)}, pick.randrange(5))
         position = pick.randrange(2**20)
         drafts = drafts_of(pick, logits, target, history, position)
-        proposals = None
+        proposals, copied = None, 0
         if pick.random() < 0.5:
             noise = torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed))
-            proposals = (logits[:count] + noise).double().softmax(-1)
+            copied = pick.randrange(count + 1)
+            proposals = (logits[:count] + noise).double().softmax(-1)[: count - copied]
         before = logits.clone()
-        found = judge(logits, target, history, drafts, position, proposals)
+        found = judge(logits, target, history, drafts, position, proposals, copied=copied)
         assert torch.equal(logits, before)
-        assert_same(found, reference.judge(logits, target, history, drafts, position, proposals))
+        assert_same(
+            found, reference.judge(logits, target, history, drafts, position, proposals, copied=copied)
+        )
         lengths.add(len(found.path))
     assert len(lengths) > 2
+
+
+@pytest.mark.parametrize(("rows", "copied"), [(1, 0), (2, 1), (1, 2), (3, 0)])
+def test_every_draft_is_drawn_or_copied(rows: int, copied: int) -> None:
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(1))
+    q = torch.full((rows, 9), 1 / 9, dtype=torch.float64)
+    with pytest.raises(AssertionError):
+        judge(logits, Target(law="chain"), None, [1, 2], 4, q, copied=copied)
 
 
 FILTERED: list[dict[str, Any]] = [

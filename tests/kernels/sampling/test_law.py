@@ -155,6 +155,25 @@ def chain_point(case: Toy, batch: Batch) -> Verdict:
     return drafts, *chain(targets_of(case, batch, drafts), drafts, None, batch.keys, batch.positions)
 
 
+def mixed_drafts(case: Toy, batch: Batch) -> tuple[torch.Tensor, int]:
+    """Drafts of which the last half are copied, and how many of the first were drawn."""
+    drawn = (case.count + 1) // 2
+
+    def one(q: torch.Tensor, row: int) -> torch.Tensor:
+        return (
+            q.argmax(-1) if row >= drawn else inverse(q, uniforms(batch, DRAFT, row, salt(0, batch.attempt)))
+        )
+
+    return drafts_of(case, batch, one), drawn
+
+
+def chain_mixed(case: Toy, batch: Batch) -> Verdict:
+    """Drawn drafts with their q, copies behind them as point masses."""
+    drafts, drawn = mixed_drafts(case, batch)
+    targets, proposals = targets_of(case, batch, drafts), proposals_of(case, batch, drafts)
+    return drafts, *chain(targets, drafts, proposals[:, :drawn], batch.keys, batch.positions)
+
+
 def raced(weights: torch.Tensor, batch: Batch, row: int) -> torch.Tensor:
     return race(weights.log(), batch.keys, batch.positions + row)
 
@@ -217,7 +236,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "vocab", "count"), CASES)
-@pytest.mark.parametrize("law", [chain_sampled, chain_point, coupled_sampled, coupled_point])
+@pytest.mark.parametrize("law", [chain_sampled, chain_point, chain_mixed, coupled_sampled, coupled_point])
 def test_every_position_and_every_pair_has_the_law_of_the_target(
     law: Law, kind: str, vocab: int, count: int
 ) -> None:
@@ -276,6 +295,13 @@ def argmax_as_sampled(case: Toy, batch: Batch) -> Verdict:
     return drafts, *chain(targets, drafts, proposals, batch.keys, batch.positions)
 
 
+def copies_as_sampled(case: Toy, batch: Batch) -> Verdict:
+    """Copies behind drawn drafts are judged by the q of the drafter that did not draw them."""
+    drafts, _ = mixed_drafts(case, batch)
+    targets, proposals = targets_of(case, batch, drafts), proposals_of(case, batch, drafts)
+    return drafts, *chain(targets, drafts, proposals, batch.keys, batch.positions)
+
+
 def no_residual(case: Toy, batch: Batch) -> Verdict:
     """After a rejection the token is drawn from p."""
     drafts, accepted, token = chain_sampled(case, batch)
@@ -300,10 +326,11 @@ def equal_to_another_sample(case: Toy, batch: Batch) -> Verdict:
         shared_offset(chain_sampled),
         shared_offset(coupled_sampled),
         argmax_as_sampled,
+        copies_as_sampled,
         no_residual,
         equal_to_another_sample,
     ],
-    ids=["offset-chain", "offset-coupled", "argmax", "no-residual", "other-sample"],
+    ids=["offset-chain", "offset-coupled", "argmax", "copies", "no-residual", "other-sample"],
 )
 def test_a_broken_law_fails(law: Law) -> None:
     case = toy("random", 5, 3)

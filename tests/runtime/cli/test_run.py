@@ -36,7 +36,7 @@ def invoke(*arguments: object, stdin: str | None = None) -> tuple[int, str, str]
 @pytest.mark.usefixtures("weights")
 def test_speculative_and_plain_runs_print_the_same_ids(tmp_path: Path) -> None:
     log = tmp_path / "run.txlog"
-    common = ["run", "--chat", PROMPT, "--max-tokens", 32, "--json"]
+    common = ["run", "--model", "smollm2", "--chat", PROMPT, "--max-tokens", 32, "--json"]
     code, out, _ = invoke(*common, "--log", log)
     fast = json.loads(out)
     plain = json.loads(invoke(*common, "--draft", "none")[1])
@@ -47,7 +47,10 @@ def test_speculative_and_plain_runs_print_the_same_ids(tmp_path: Path) -> None:
     assert plain["log"] is None
     names = {"prompt_tokens", "rounds", "plain_steps", "drafted", "accepted", "emitted"}
     assert (fast["seed"], fast["law"], fast["logprobs"]) == (None, None, None)
-    assert set(fast["stats"]) == names | {"prefill_s", "decode_s", "tok_s", "host_share"}
+    assert set(fast["stats"]) == names | {"prefill_s", "decode_s", "tok_s", "host_share", "by_source"}
+    stats = fast["stats"]
+    assert stats["by_source"] == {"prompt_lookup": [stats["drafted"], stats["accepted"]]}
+    assert plain["stats"]["by_source"] == {}
     assert fast["stats"]["accepted"] > 0
     assert fast["stats"]["rounds"] < plain["stats"]["rounds"] == plain["stats"]["plain_steps"] == 32
     replayed = json.loads(invoke("replay", log, "--json")[1])["requests"][0]
@@ -176,9 +179,10 @@ def test_an_existing_log_is_kept(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.usefixtures("weights")
-def test_demo_shows_text_figures_and_replay(tmp_path: Path) -> None:
+def test_demo_shows_text_figures_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txdecode.runtime.cli.demo._PASSES", 1)
     log = tmp_path / "demo.txlog"
-    code, out, _ = invoke("demo", "--max-tokens", 40, "--log", log)
+    code, out, _ = invoke("demo", "--model", "smollm2", "--max-tokens", 24, "--log", log)
     assert code == 0
     for words in (
         "def mean",
@@ -202,3 +206,35 @@ def test_describe_says_what_smollm2_is() -> None:
     assert data["parameters"] == 134515008
     assert data["states"][0]["kind"] == "pages"
     assert "llama" in invoke("describe", "smollm2")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "x", "--rollback", "replay"], "rollback 'replay' is a form of recurrent state"),
+        (["run", "x", "--draft", "mtp"], "'mtp' needs an executor that drafts"),
+        (["run", "x", "--draft", "mtp+lookup"], "'mtp+lookup' needs an executor that drafts"),
+        (["run", "x", "--draft-depth", "2"], "draft='lookup' does not use"),
+        (["gate", "rows", "--rollback", "restore"], "rollback 'restore' is a form of recurrent state"),
+        (["gate", "lossless", "--rollback", "columns"], "rollback 'columns' is a form of recurrent state"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_what_this_model_cannot_do(tiny: Path, arguments: list[str], words: str) -> None:
+    code, out, err = invoke(*arguments, "--model", tiny)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "x", "--rollback", "snapshots"],
+        ["run", "x", "--draft", "executor"],
+        ["run", "x", "--draft-depth", "0"],
+        ["gate", "rows", "--rollback", "none"],
+    ],
+)
+def test_what_no_model_can_do_is_a_usage_error(arguments: list[str]) -> None:
+    assert invoke(*arguments)[0] == 2

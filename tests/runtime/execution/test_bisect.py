@@ -16,7 +16,7 @@ from txdecode.runtime.execution import ExecutionRefused, Explanation, bisect, ex
 from txdecode.runtime.execution.errors import ExecutionDivergence
 from txdecode.state.errors import LedgerCorrupt
 from txdecode.transactions.events import Event, RequestSubmitted, RoundCommitted, StateAudited
-from txdecode.transactions.executor import Description
+from txdecode.transactions.executor import ROLLBACKS, Description
 from txdecode.transactions.toy import ToyExecutor, plain
 
 ROUNDS = 500
@@ -233,6 +233,16 @@ def test_one_draft_more(
     assert (found.sequence, found.ledger) == (at, "acceptance" if right else "logits")
     if right:
         assert (found.expected, found.found) == (event.accepted, event.accepted + 1)
+
+
+@pytest.mark.parametrize("form", ROLLBACKS)
+def test_one_draft_more_in_every_form(
+    log: Path, tmp_path: Path, toy: Any, write: Any, read: Any, rewrite: Any, form: str
+) -> None:
+    """The round after the one at fault starts from what that one leaves, wherever its form puts it."""
+    make = partial(toy, rollback=form)
+    write(log, make(), samplings=[None], faults=False, draft="lookup", rounds=60)
+    test_one_draft_more(log, tmp_path, make, read, rewrite, True)
 
 
 def test_flipped_id(written: Path, tmp_path: Path, toy: Any, read: Any, rewrite: Any) -> None:

@@ -26,7 +26,7 @@ from txdecode.transactions.events import (
     RoundRolledBack,
     StateAudited,
 )
-from txdecode.transactions.executor import Description, ExecutorFault
+from txdecode.transactions.executor import ROLLBACKS, Description, ExecutorFault
 from txdecode.transactions.toy import ToyExecutor
 
 
@@ -352,6 +352,17 @@ def test_parameters_that_cannot_be_read(written: Path, tmp_path: Path, toy: Any,
         execute(other, toy())
 
 
+@pytest.mark.parametrize("form", ROLLBACKS)
+@pytest.mark.parametrize("fused", [False, True], ids=["verbs", "fused"])
+def test_every_form_of_state_is_executed_again(
+    log: Path, toy: Any, write: Any, form: str, fused: bool
+) -> None:
+    made = write(log, toy(accuracy=6, rollback=form, fused=fused), draft="executor", audit_every=3)
+    report = execute(log, toy(accuracy=6, rollback=form, fused=fused))
+    assert (report.counts.rounds, report.numerics) == (made.rounds, "exact")
+    assert report.counts.audits > 0
+
+
 # Other kernels.
 
 
@@ -361,6 +372,7 @@ def test_parameters_that_cannot_be_read(written: Path, tmp_path: Path, toy: Any,
         ({"vocab_size": 50}, "vocab_size"),
         ({"context": 128}, "context"),
         ({"page": 8}, "groups"),
+        ({"rollback": "replay"}, "groups"),
         ({"page_count": 97}, "groups"),
     ],
 )
@@ -442,7 +454,7 @@ def test_attempts_are_in_the_snapshot(log: Path, toy: Any, write: Any, seed: int
         draft="executor",
         draft_len=2,
         tokens=60,
-        rounds=60,
+        rounds=50,
         segment_bytes=4096,
         keep_segments=1,
     )
