@@ -103,11 +103,9 @@ class Replay:
         self._model = model
         self._scratch = scratch
         self._first: dict[int, tuple[int, int]] = {}
-        self._launches = 0
 
     def stretches(self, rounds: Sequence[Taken]) -> list[Stretch]:
         """All rows of a round share a scratch column."""
-        self._launches += 1
         self._first.clear()
         made, first = [], 0
         for index, item in enumerate(rounds):

@@ -216,6 +216,7 @@ def memory_plan(
         "gather": PagedCache.planned_bytes(1 + config.mtp, *heads, context_pages, numerics.dtype),
         "columns": layers * sizes.columns * state * 4,
         "rings": layers * sizes.slots * sizes.ring_rows * config.conv_size * 4,
+        "tails": sizes.slots * hidden * size,
         "records": layers * sizes.record_rows * Records.empty(1, *shape).row_bytes,
         "tables": RotaryTable.planned_bytes(config.head_dim, limits.context, numerics.dtype)
         + (1 + config.mtp) * CausalMasks.planned_bytes(table_rows, limits.context, slack, numerics.dtype),

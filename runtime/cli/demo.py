@@ -195,8 +195,8 @@ def words(runs: Sequence[_Run]) -> Iterator[str]:
             yield f"{run.draft} is {ratio:.2f} times as fast as plain decoding"
         else:
             yield (
-                f"{run.draft} gains nothing here, {ratio:.2f} times plain: {run.tokens / run.rounds:.2f} tokens a round "
-                f"do not pay for the drafts and the wider rounds"
+                f"{run.draft} gains nothing here, {ratio:.2f} times plain: {run.tokens / run.rounds:.2f} tokens a "
+                f"round do not pay for the drafts and the wider rounds"
             )
     seen, repeated = repeats(plain.ids)
     if seen:

@@ -77,6 +77,13 @@ def rows(
 @click.option("--max-tokens", type=click.IntRange(min=2), default=None, help="Cap every prompt's budget.")
 @click.option("--full", is_flag=True, help="Every prompt at every draft length; by hand.")
 @sampling_options
+@click.option(
+    "--draft",
+    type=click.Choice(("lookup", "mtp", "mtp+lookup")),
+    default="lookup",
+    show_default=True,
+    help="Who proposes: copies from the prompt, the model's MTP layer, or both.",
+)
 @rollback_option
 @threads_option
 @json_option
@@ -87,6 +94,7 @@ def lossless(
     max_tokens: int | None,
     full: bool,
     sampling: Sampling,
+    draft: str,
     rollback: str | None,
     threads: int | None,
     as_json: bool,
@@ -104,7 +112,7 @@ def lossless(
     cap = max_tokens if max_tokens is not None else None if full else 48
     progress = Progress("gate lossless")
     try:
-        opened = open_model(model, dtype, "lookup", threads=threads, rollback=rollback)
+        opened = open_model(model, dtype, draft, threads=threads, rollback=rollback)
         chats = opened.text is not None and opened.text.has_chat
         chosen = given or (BUILT_IN if chats else CODE_PROMPTS)
         report = lossless_gate(

@@ -161,6 +161,7 @@ def lossless_gate(
     """Decode plainly, one prompt at a time; then speculatively, in batches; compare all of it.
 
     A batch that fails is run once more before it is reported: a contended run can look like a wrong one.
+    Drafts are looked up in the prompt, or come from the executor's own drafter, or from both, as ``opened`` says.
     ``max_tokens`` caps the prompts' own budgets. ``sampling`` is how every prompt is decoded, with the seed 0 where
     it has none; what it leaves open is neutral, whatever the checkpoint says. Raises ``InvalidRequest`` for the
     chain law, under which the text may depend on the drafts, and for a filter without a temperature.
@@ -199,6 +200,7 @@ def lossless_gate(
         prompt.name
         for prompt in prompts
         if not sampling.temperature
+        and not opened.drafts
         and prompt.repeats
         and prompt.name in {case.prompt for case in cases}
         and prompt.name not in engaged
@@ -251,12 +253,14 @@ def _decode(
 ) -> list[_Run]:
     """Decode a batch on a fresh runtime with a log of its own, and read the log back."""
     recorder = LogitRecorder(opened.executor, _digest_rows)
-    drafter = None if length is None else PromptLookup()
+    drafts = opened.drafts and length is not None
+    copies = length is not None and (not drafts or opened.drafter is not None)
+    drafter = PromptLookup() if copies else None
     draft_len: int | str = "additive" if length is None or length == "additive" else int(length)
     with tempfile.TemporaryDirectory(prefix="txdecode-gate-") as folder:
         path = Path(folder) / "gate.txlog"
         journal = Journal.create(path, fingerprint={}, configuration={}, durability="none")
-        run_on = attrs.evolve(opened, executor=recorder, drafter=drafter)
+        run_on = attrs.evolve(opened, executor=recorder, drafter=drafter, drafts=drafts)
         with Runtime(run_on, journal, Options(draft_len=draft_len)) as runtime:
             handles = [
                 runtime.submit(
@@ -270,7 +274,9 @@ def _decode(
             ]
             runtime.run()
             results = [handle.result() for handle in handles]
-        counts = {} if drafter is None else _proposals(path, None if length == "additive" else int(draft_len))
+        # What a learned drafter proposes, no scan of the tokens can say.
+        checked = drafter is not None and not drafts
+        counts = _proposals(path, None if length == "additive" else int(draft_len)) if checked else {}
     return [
         _Run(
             result.ids,

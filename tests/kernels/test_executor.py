@@ -9,6 +9,7 @@ import attrs
 import pytest
 import torch
 
+from txdecode.kernels import deciding
 from txdecode.kernels import executor as module
 from txdecode.kernels.capability import MemoryPlanRefused
 from txdecode.kernels.executor import DenseExecutor
@@ -254,7 +255,7 @@ def test_torch_errors_become_faults_that_name_the_verb(
         made.accept([item])
     made.verify([item])
     with monkeypatch.context() as patched:
-        patched.setattr(module, "lowest_argmax", broken)
+        patched.setattr(deciding, "lowest_argmax", broken)
         with pytest.raises(ExecutorFault, match="accept failed"):
             made.accept([item])
     assert len(made.accept([item])) == 1
@@ -418,9 +419,9 @@ def test_penalties_are_of_the_prompt_that_the_plan_names(made: DenseExecutor) ->
     assert other.next_token != best
     again, _ = sampled(made, target, Proposal(), History((1, 2, 3), {}, 0))
     assert again.next_token == first.next_token
-    assert made._prompts
+    assert made._verified._prompts
     made.drop(1)
-    assert not made._prompts
+    assert not made._verified._prompts
 
 
 def test_rows_behind_a_rejection_may_hold_anything(made: DenseExecutor) -> None:

@@ -347,7 +347,9 @@ def test_a_round_that_is_over_cannot_be_accepted_or_settled(forget: str, it: Ben
     calls["drop"]()
 
 
-def test_plans_are_asserted(it: Bench) -> None:
+def test_plans_are_asserted() -> None:
+    """Also those that the pages and columns reserved would have room for."""
+    it = Bench(weights_of(), "replay", context=180)
     line = it.open(TOKENS[:10])
     plan = it.plan(line, TOKENS[10], 3)
     for wrong, drafts in (
@@ -356,7 +358,7 @@ def test_plans_are_asserted(it: Bench) -> None:
         (plan, (1, VOCAB)),
         (plan, (-1,)),
         (it.plan(line, TOKENS[10], 7), (1, 2, 3, 4, 5, 6)),
-        (attrs.evolve(plan, view=attrs.evolve(plan.view, length=191)), (1,)),
+        (attrs.evolve(plan, view=attrs.evolve(plan.view, length=179)), (1,)),
     ):
         with pytest.raises(AssertionError):
             it.verify([wrong], [drafts])
@@ -388,6 +390,8 @@ def test_a_failed_launch_leaves_committed_state_as_it_was(
         raise RuntimeError("no memory\nand a trace")
 
     plan = it.plan(line, TOKENS[30], 6)
+    # Nor is what an earlier launch of the same round left.
+    it.verify([plan], [TOKENS[50:55]])
     with monkeypatch.context() as patched:
         patched.setattr(it.executor.model, "head", broken)
         with pytest.raises(

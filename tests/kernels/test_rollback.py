@@ -347,8 +347,8 @@ def test_finds_a_scratch_column_that_is_not_copied(form: Rollback, monkeypatch: 
 # Guards.
 
 
-def opened(form: Rollback = "columns") -> tuple[Bench, Line, RoundPlan]:
-    it = one(form)
+def opened(form: Rollback = "columns", mtp: bool = True) -> tuple[Bench, Line, RoundPlan]:
+    it = Bench(weights_of(mtp=mtp), form)
     line = it.open(TOKENS[:10])
     return it, line, it.plan(line, TOKENS[10], 4)
 
@@ -356,7 +356,7 @@ def opened(form: Rollback = "columns") -> tuple[Bench, Line, RoundPlan]:
 @pytest.mark.parametrize("path", [(), (0, 2), (1,), (0, 1, 2)])
 def test_settle_takes_a_chain_of_verified_rows(path: tuple[int, ...]) -> None:
     """Three rows would be too many: two were verified."""
-    it, _, plan = opened()
+    it, _, plan = opened(mtp=False)
     it.verify([plan], [WRONG[:1]])
     with pytest.raises(AssertionError):
         it.executor.settle([Settlement(plan, path)])

@@ -48,12 +48,14 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> HybridWeights:
-    """A hybrid of three linear layers and one of full attention with an MTP layer, 96 tokens.
+    """A hybrid of linear layers and full attention in turn, with an MTP layer, 96 tokens.
 
     A row depends mostly on its own token, and the MTP layer mostly on the token it is given, so that it is often
     right; the rest of both is random, so that it is often wrong.
     """
-    tiny = hybrids.build("qwen3_5", vocab_size=VOCAB, max_position_embeddings=1024)
+    # Recurrent state behind attention depends on keys and values: else a restore without them would go unseen.
+    mixers = ["linear_attention", "full_attention"] * 2
+    tiny = hybrids.build("qwen3_5", vocab_size=VOCAB, max_position_embeddings=1024, layer_types=mixers)
     with torch.no_grad():
         for name, tensor in tiny.tensors.items():
             if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):

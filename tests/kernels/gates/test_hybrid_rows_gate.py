@@ -39,8 +39,10 @@ def checks_of(made: HybridExecutor) -> dict[str, RowsCheck]:
 
 @pytest.mark.parametrize(("family", "form", "dtype"), CASES)
 def test_rows_and_state_are_invariant(family: Family, form: Rollback, dtype: str) -> None:
-    report = rows_gate(executor(family, form, dtype))
-    assert report.contexts == (0, 1, 50, 63, 64)
+    # With room for tiles that straddle pages, where there is time.
+    room = {"page_count": 20, "context": 512, "rows_max": 16} if FULL else {}
+    report = rows_gate(executor(family, form, dtype, **room))
+    assert report.contexts[:5] == (0, 1, 50, 63, 64)
     found = {check.name: check for check in report.checks}
     for name in ("widths", "recomputation", "batch mates", "state"):
         assert found[name].rows > 0

@@ -17,7 +17,7 @@ from txdecode.kernels.gates.driver import Driver
 from txdecode.kernels.gates.tally import Tally
 from txdecode.kernels.models.errors import ModelNotInstalled
 from txdecode.kernels.models.source import resolve
-from txdecode.kernels.models.weights import DenseWeights, load_dense_weights
+from txdecode.kernels.models.weights import DenseWeights, load_weights
 from txdecode.transactions.executor import AuditEntry, CapabilityMissing, Description
 
 MakeWeights = Callable[..., DenseWeights]
@@ -205,7 +205,9 @@ def smollm2() -> DenseExecutor:
         source = resolve("smollm2")
     except ModelNotInstalled as absent:
         pytest.skip(str(absent))
-    return DenseExecutor(load_dense_weights(source, "bf16"), dtype="bf16", page_count=30, context=800)
+    weights = load_weights(source, "bf16")
+    assert isinstance(weights, DenseWeights)
+    return DenseExecutor(weights, dtype="bf16", page_count=30, context=800)
 
 
 @pytest.fixture
