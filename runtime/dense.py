@@ -26,8 +26,9 @@ def open_dense(
     context: int | None,
     threads: int | None,
     rollback: Rollback | None = None,
+    learned: bool = False,
 ) -> Opened:
-    """An executor over the model ``name``; arguments as for ``open_runtime``.
+    """An executor over the model ``name``; arguments as for ``open_model``.
 
     Raises subclasses of ``ModelError`` for what can't be loaded, ``InvalidRequest`` for arguments out of range.
     """
@@ -48,6 +49,8 @@ def open_dense(
     text = Text(assets)
     weights = load_weights(source, dtype)
     sizes = _Sizes(pages, batch_max, context, threads)
+    if isinstance(weights, HybridWeights) and not learned:
+        weights = attrs.evolve(weights, config=attrs.evolve(weights.config, mtp=False))
     executor = _executor(weights, cast(DtypeName, dtype), sizes, rollback)
     return Opened(
         executor,

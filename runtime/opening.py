@@ -180,14 +180,21 @@ def open_model(
     text: Text | None = None,
     eos_ids: frozenset[int] = frozenset(),
     rollback: str | None = None,
+    learned: bool | None = None,
 ) -> Opened:
-    """The executor with tokenizer and drafter; arguments as for ``open_runtime``."""
+    """The executor with tokenizer and drafter; arguments as for ``open_runtime``.
+
+    ``learned``: whether a model's executor keeps the state of the model's own drafter; by default where ``draft``
+    uses it, since every commit pays for that state.
+    """
     if rollback is not None and rollback not in ROLLBACKS:
         raise InvalidRequest(f"rollback must be one of {', '.join(ROLLBACKS)}, found {rollback!r}")
     if not isinstance(model, str | os.PathLike):
         opened = Opened(model, model.describe().name, text, eos_ids)
     else:
-        opened = _open_dense(os.fspath(model), dtype, pages, batch_max, context, threads, rollback)
+        if learned is None:
+            learned = isinstance(draft, str) and draft in LEARNED
+        opened = _open_dense(os.fspath(model), dtype, pages, batch_max, context, threads, rollback, learned)
     description = opened.executor.describe()
     if rollback is not None and not of_kind(description.groups, "column"):
         raise InvalidRequest(
@@ -226,11 +233,12 @@ def _open_dense(
     context: int | None,
     threads: int | None,
     rollback: Rollback | None,
+    learned: bool,
 ) -> Opened:
     # Only here does the runtime touch torch: replay and inspection must not load it.
     from txdecode.runtime.dense import open_dense
 
-    return open_dense(name, dtype, pages, batch_max, context, threads, rollback)
+    return open_dense(name, dtype, pages, batch_max, context, threads, rollback, learned)
 
 
 def drafter_named(name: str, supplied: Any) -> str | Drafter:

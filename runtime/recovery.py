@@ -12,7 +12,7 @@ import attrs
 from txdecode.runtime.configuration import Options, differing, fingerprint
 from txdecode.runtime.errors import EventUndecodable, InvalidRequest, RecoveryRefused
 from txdecode.runtime.journal import FileStorage, Header, Journal, OpenStorage, Record, read_header
-from txdecode.runtime.opening import Durability, Opened, drafter_named, open_model
+from txdecode.runtime.opening import LEARNED, Durability, Opened, drafter_named, open_model
 from txdecode.runtime.replay import Folder, options_of
 from txdecode.runtime.request import Parameters
 from txdecode.runtime.runtime import Runtime
@@ -69,6 +69,8 @@ def recover_runtime(
         text,
         frozenset(options.eos_ids if eos_ids is None else eos_ids),
         options.rollback,
+        # The log's state groups, whatever drafts from here on.
+        options.draft in LEARNED or None,
     )
     _check_same(header, opened, options)
     folder = Folder(header, path)

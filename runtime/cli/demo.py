@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -84,10 +84,10 @@ def demo(model: str, dtype: str, max_tokens: int | None, log: Path) -> None:
             stream(handle, quiet=False)
             click.echo("\n" if number + 1 < len(prompts) else "")
             shown.append(handle.result().ids)
-    opened = open_model(model, dtype, "none", batch_max=1)
+    models = _models(model, dtype)
     found = {
-        "greedy": _measure(opened, prompts, _GREEDY),
-        f"sampled, temperature {_SAMPLED.temperature}": _measure(opened, prompts, _SAMPLED),
+        "greedy": _measure(models, prompts, _GREEDY),
+        f"sampled, temperature {_SAMPLED.temperature}": _measure(models, prompts, _SAMPLED),
     }
     for how, runs in found.items():
         _heading(f"{how}: every drafter against plain decoding")
@@ -110,13 +110,22 @@ def _prompts(text: Text | None, max_tokens: int | None) -> tuple[GatePrompt, ...
     )
 
 
-def _measure(opened: Opened, prompts: Sequence[GatePrompt], sampling: Sampling) -> list[_Run]:
+def _models(model: str, dtype: str) -> dict[str, Opened]:
+    """By drafter, what it runs on: plain decoding must not pay for the state of a drafter that it does not use."""
+    plain = open_model(model, dtype, "none", batch_max=1)
+    models = {"none": plain, "lookup": plain}
+    if "mtp" in plain.executor.describe().fingerprint:
+        learned = open_model(model, dtype, "none", batch_max=1, learned=True)
+        if learned.executor.describe().capabilities.drafts:
+            models |= {"mtp": learned, "mtp+lookup": learned}
+    return models
+
+
+def _measure(models: Mapping[str, Opened], prompts: Sequence[GatePrompt], sampling: Sampling) -> list[_Run]:
     """Plain decoding first, then each drafter that the executor has a part in or needs none for."""
-    learned = opened.executor.describe().capabilities.drafts
-    names = ("none", "lookup", *(("mtp", "mtp+lookup") if learned else ()))
     runs: dict[str, _Run] = {}
     for _ in range(_PASSES):
-        for name in names:
+        for name, opened in models.items():
             run = _decode(opened, prompts, name, sampling)
             before = runs.get(name, run)
             runs[name] = attrs.evolve(run, decode_s=min(run.decode_s, before.decode_s))

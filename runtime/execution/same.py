@@ -10,7 +10,7 @@ import attrs
 from txdecode.runtime.configuration import Options, differing, fingerprint
 from txdecode.runtime.execution.errors import ExecutionRefused
 from txdecode.runtime.journal import Header
-from txdecode.runtime.opening import Opened, open_model
+from txdecode.runtime.opening import LEARNED, Opened, open_model
 from txdecode.transactions.executor import Executor
 
 IGNORED = frozenset({"txdecode", "python"})
@@ -70,6 +70,7 @@ def open_again(
         options.context,
         options.threads if threads is None else threads,
         rollback=options.rollback,
+        learned=options.draft in LEARNED,
     )
 
 

@@ -19,6 +19,6 @@ def rows_report(
 ) -> RowsReport:
     """Open ``model`` and run the gate; one that fails is run once more before it is reported, since a contended
     run can look like a wrong one."""
-    opened = open_model(model, dtype, draft="none", threads=threads, rollback=rollback)
+    opened = open_model(model, dtype, draft="none", threads=threads, rollback=rollback, learned=True)
     report = rows_gate(opened.executor, full=full, progress=progress)
     return report if report.passed else rows_gate(opened.executor, full=full, progress=progress)
