@@ -11,6 +11,9 @@ import torch
 
 from txdecode.state.errors import TxDecodeError
 
+PREFILL_ROWS_MAX = 256
+"""Most rows of one prefill plan."""
+
 DtypeName = Literal["bf16", "fp32"]
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -23,12 +26,12 @@ class MemoryPlanRefused(TxDecodeError):
     ``plan`` has bytes by name, ``wanted`` their sum, ``free`` the bytes that are free.
     """
 
-    def __init__(self, plan: dict[str, int], free: int) -> None:
+    def __init__(self, plan: dict[str, int], free: int, hint: str = "") -> None:
         wanted = sum(plan.values())
         parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in plan.items())
         super().__init__(
             f"memory plan does not fit: {wanted / 2**20:.1f} MiB wanted ({parts}), "
-            f"{free / 2**20:.1f} MiB free; ask for fewer pages, a smaller batch or a shorter context"
+            f"{free / 2**20:.1f} MiB free; ask for fewer pages, a smaller batch or a shorter context{hint}"
         )
         self.plan = plan
         self.wanted = wanted

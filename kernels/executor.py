@@ -13,6 +13,7 @@ import torch
 from txdecode.kernels.attention.cache import PAGE_ROWS, Segment
 from txdecode.kernels.capability import (
     DTYPES,
+    PREFILL_ROWS_MAX,
     DtypeName,
     MemoryPlanRefused,
     Numerics,
@@ -40,7 +41,6 @@ from txdecode.transactions.executor import (
     Ticket,
 )
 
-PREFILL_ROWS_MAX = 256
 # Sequences are expected to stay below this when nobody says how many pages to keep.
 _TOKENS_EXPECTED = 2048
 _GROUP = "kv"

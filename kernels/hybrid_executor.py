@@ -7,15 +7,25 @@ Conv: raw columns lie in a ring by position, longer than the window by the wides
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import attrs
 import torch
 
 from txdecode.kernels.attention.cache import PAGE_ROWS, PagedCache, Segment
-from txdecode.kernels.capability import DTYPES, DtypeName, MemoryPlanRefused, cpu_name, free_memory, numerics
+from txdecode.kernels.capability import (
+    DTYPES,
+    PREFILL_ROWS_MAX,
+    DtypeName,
+    MemoryPlanRefused,
+    cpu_name,
+    free_memory,
+    numerics,
+)
 from txdecode.kernels.deciding import Verified, by_rows, digest, faults, proposal_of
 from txdecode.kernels.drafting import draft
+from txdecode.kernels.gdn.recurrent import warm
 from txdecode.kernels.hybrid_state import Geometry, geometry, groups
 from txdecode.kernels.models.hybrid import HybridModel, memory_plan
 from txdecode.kernels.models.mtp import MtpLayer
@@ -36,8 +46,6 @@ from txdecode.transactions.executor import (
     Settlement,
     Ticket,
 )
-
-PREFILL_ROWS_MAX = 256
 
 
 @attrs.frozen(eq=False)
@@ -81,7 +89,10 @@ class HybridExecutor:
         shape = geometry(config, kind, rollback, batch_max, rows_max, context, page_count)
         plan = memory_plan(config, kind, shape.limits, shape.sizes)
         if sum(plan.values()) > free_memory():
-            raise MemoryPlanRefused(plan, free_memory())
+            hint = ", or for rollback='replay', which keeps one state a sequence"
+            raise MemoryPlanRefused(plan, free_memory(), hint if rollback == "columns" else "")
+        warm()
+        self._capacity = shape.capacity
         with torch.inference_mode():
             self._model = HybridModel(weights, kind, shape.limits, shape.sizes)
             self._mtp = MtpLayer(weights, self._model) if config.mtp else None
@@ -115,6 +126,7 @@ class HybridExecutor:
         ]
         for segment in segments:
             self._check(segment, PREFILL_ROWS_MAX)
+        self._check_columns([column for plan in batch for column in plan.columns])
         with faults("prefill"):
             for group in by_rows(segments, PREFILL_ROWS_MAX):
                 self._consume([batch[index] for index in group])
@@ -257,7 +269,11 @@ class HybridExecutor:
         assert len(proposal.tokens) < plan.width, (len(proposal.tokens), plan.width)
         taken = Taken(plan.view, (plan.pending, *proposal.tokens), plan.pages, plan.columns, plan.borders)
         self._check(taken.segment(), self._description.rows_max)
+        self._check_columns([*itertools.chain(*taken.columns), *(b.columns[0] for b in taken.borders)])
         return taken
+
+    def _check_columns(self, columns: Sequence[int]) -> None:
+        assert all(0 <= column < self._capacity for column in columns), (columns, self._capacity)
 
     def _check(self, segment: Segment, rows_max: int) -> None:
         rows, vocab = len(segment.tokens), self._description.vocab_size

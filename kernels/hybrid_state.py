@@ -5,14 +5,13 @@ from __future__ import annotations
 import attrs
 
 from txdecode.kernels.attention.cache import PAGE_ROWS
-from txdecode.kernels.capability import Numerics, free_memory
+from txdecode.kernels.capability import PREFILL_ROWS_MAX, Numerics, free_memory
 from txdecode.kernels.models.hybrid import StateSizes, memory_plan
 from txdecode.kernels.models.hybrid_config import HybridConfig
 from txdecode.kernels.models.llama import Limits
 from txdecode.state.groups import Columns, StateGroup
 from txdecode.transactions.executor import Rollback
 
-PREFILL_ROWS_MAX = 256
 # Sequences are expected to stay below this when nobody says how many pages to keep.
 _TOKENS_EXPECTED = 2048
 

@@ -117,6 +117,7 @@ class Replay:
     def settle(self, moves: Sequence[Move]) -> None:
         """Fold t records into the reserved column; with all rows accepted the scratch column has the state."""
         for item, count in moves:
+            assert item.view.request in self._first, "settle of a round that was not in the last verify"
             first, scratch = self._first.pop(item.view.request)
             (target,) = item.columns[0]
             if count == len(item.tokens):
@@ -150,6 +151,7 @@ class Restore:
             # One after the other: they are rows of one sequence.
             for border in item.crossed(count):
                 self._again([(item, border.row + 1, border.columns[:1])])
+            assert item.view.request in self._columns, "settle of a round that was not in the last verify"
             scratch = self._columns.pop(item.view.request)
             if count == len(item.tokens):
                 self._model.copy_column(scratch, target)

@@ -8,7 +8,6 @@ import attrs
 
 from txdecode.kernels.capability import DtypeName
 from txdecode.kernels.executor import DenseExecutor
-from txdecode.kernels.hybrid_executor import HybridExecutor
 from txdecode.kernels.models.loading import load_config, load_text
 from txdecode.kernels.models.source import resolve
 from txdecode.kernels.models.weights import DenseWeights, HybridWeights, load_weights
@@ -76,4 +75,7 @@ def _executor(
     if isinstance(weights, DenseWeights):
         # A rollback form that was asked for is refused by the caller: this executor has no recurrent state.
         return DenseExecutor(weights, dtype=dtype, **options)
+    # It compiles loops, which dense models need not wait for.
+    from txdecode.kernels.hybrid_executor import HybridExecutor
+
     return HybridExecutor(weights, dtype=dtype, rollback=rollback or "columns", **options)

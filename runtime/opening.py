@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import attrs
 
 from txdecode.runtime.configuration import Options, fingerprint, to_data
+from txdecode.runtime.drafters.composed import LEARNED_DEPTH
 from txdecode.runtime.drafters.prompt_lookup import PromptLookup
 from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.journal import SEGMENT_BYTES, FileStorage, Journal, JournalExists, OpenStorage
@@ -76,17 +77,18 @@ def open_runtime(
     your own (then ``text`` and ``eos_ids`` are yours to give, and ``dtype``, ``pages``, ``batch_max``, ``context``
     and ``threads`` are not used). ``log``: path of the event log; an existing file is refused unless ``overwrite``.
     ``durability``: what publishing waits for (``none``, ``write``, ``fsync``). ``dtype``: ``bf16`` or ``fp32``.
-    ``draft``: ``lookup``, ``none``, ``executor`` (its own drafter; ``mtp`` is the same), ``mtp+lookup`` (both: a copy
-    with a long match replaces what the model drafts, another may follow it) or a ``Drafter``. ``draft_depth``: most
-    drafts a round of the model's own drafter, for an executor that is driven verb by verb (all). ``draft_len``: 0 to
-    15, ``additive`` or ``additive:CAP``. ``pages``: KV pages in the pool. ``batch_max``: most requests that decode
-    together. ``context``: most tokens of a request. ``observer`` is told of every phase transition; ``paranoid``
-    compares device audits after every rollback. ``audit_every``: after so many rounds of a request its device state
-    is recorded, as digests by layer and page, column or ring; with ``paranoid`` by row too, and it is computed again
-    from the tokens and compared where the pools have room for it (0: never). ``segment_bytes``: past that size the
-    log goes on in a new file beside it, which begins with a snapshot; ``keep_segments``: how many of them stay (all).
-    ``rollback``: the form of a hybrid model's recurrent state, ``columns``, ``replay`` or ``restore``: equal to the
-    bit in committed state, different in memory and time. ``storage`` is the port to the log's disk, for tests.
+    ``draft``: ``lookup``, ``none``, ``executor`` (its own drafter; ``mtp`` is the same), ``mtp+lookup`` (both: a
+    copy with a long match replaces what the model drafts, another may follow it) or a ``Drafter``. ``draft_depth``:
+    most drafts a round of the model's own drafter, for an executor that is driven verb by verb (3 with copies, else
+    all). ``draft_len``: 0 to 15, ``additive`` or ``additive:CAP``. ``pages``: KV pages in the pool. ``batch_max``:
+    most requests that decode together. ``context``: most tokens of a request. ``observer`` is told of every phase
+    transition; ``paranoid`` compares device audits after every rollback. ``audit_every``: after so many rounds of a
+    request its device state is recorded, as digests by layer and page, column or ring; with ``paranoid`` by row
+    too, and it is computed again from the tokens and compared where the pools have room for it (0: never).
+    ``segment_bytes``: past that size the log goes on in a new file beside it, which begins with a snapshot;
+    ``keep_segments``: how many of them stay (all). ``rollback``: the form of a hybrid model's recurrent state,
+    ``columns``, ``replay`` or ``restore``: equal to the bit in committed state, different in memory and time.
+    ``storage`` is the port to the log's disk, for tests.
 
     Raises ``ModelError``, ``JournalError``, ``InvalidDraftLength``, ``InvalidRequest``, ``CapabilityMissing``.
     """
@@ -122,6 +124,8 @@ def open_runtime(
             f"executor '{description.name}' is fused and drafts as deep as its rounds are wide; leave draft_depth "
             f"out, or lower draft_len"
         )
+    if draft == "mtp+lookup" and draft_depth is None and not description.capabilities.fused:
+        draft_depth = LEARNED_DEPTH
     pooled = of_kind(description.groups, "pages")
     options = Options(
         opened.name,

@@ -5,6 +5,15 @@ from __future__ import annotations
 import torch
 
 
+def table_size(fold: int, width: int, key_multiple: int, row_multiple: int) -> tuple[int, int]:
+    """Rows of a table of masks for segments of ``width`` rows, and keys that it holds beyond the context.
+
+    Rows are padded, so longer segments may find their mask in the table too: the keys must do for them.
+    """
+    rows = -(-max(width, 2) * fold // row_multiple) * row_multiple
+    return rows, rows // fold + key_multiple
+
+
 class CausalMasks:
     """Masks for query rows of which ``fold`` successive ones share a position.
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 
-from txdecode.kernels.gdn.rows import ZERO, GdnWeights, Places, Records
+from txdecode.kernels.gdn.compiled import compiled
+from txdecode.kernels.gdn.rows import ZERO, GdnWeights, Places, Records, Stretch, places
 
 _ONE, _HALF, _TINY = np.float32(1.0), np.float32(0.5), np.float32(1e-6)
 _LOG2E = np.float32(1.4426950408889634)
@@ -77,7 +77,16 @@ def fold(states: torch.Tensor, source: int, target: int, records: Records, first
     )
 
 
-@njit(cache=True, error_model="numpy")
+def warm() -> None:
+    """Compile now what the first launch would wait for."""
+    ones = GdnWeights(*(torch.ones(shape) for shape in ((2, 3), (1,), (1,), (1,))), 1, 1, 1e-6)
+    where = places([Stretch(0, 0, 1, 0, (0,))], 2, 2)
+    states, records = torch.zeros(2, 1, 1, 1), Records.empty(1, 1, 1, 1, 1)
+    advance(torch.zeros(1, 6), ones, states, torch.zeros(2, 3), where, records, torch.zeros(1, 1))
+    fold(states, 0, 1, records, 0, 1)
+
+
+@compiled
 def _exp(x: Any) -> Any:
     """exp in fp32 within two units in the last place, by arithmetic alone: a loop over it is vectorised, and
     a lane does what a scalar does. Range reduction to a power of two and a polynomial, after Cephes' expf."""
@@ -94,17 +103,17 @@ def _exp(x: Any) -> Any:
     return y * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def _sigmoid(x: Any) -> Any:
     return _ONE / (_ONE + _exp(-x))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def _softplus(x: Any) -> Any:
     return x if x > _LINEAR else np.float32(math.log1p(np.float32(math.exp(x))))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def _convolve(mixed: Any, projected: Any, conv: Any, ring: Any, window: Any, start: Any, row: Any) -> None:
     """The short convolution at ``row``, activated, into ``mixed``."""
     width, size = conv.shape
@@ -125,7 +134,7 @@ def _convolve(mixed: Any, projected: Any, conv: Any, ring: Any, window: Any, sta
         mixed[c] = mixed[c] * _sigmoid(mixed[c])
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def _normalise(x: Any, scale: Any) -> None:
     total = np.float32(0.0)
     for i in range(x.shape[0]):
@@ -135,7 +144,7 @@ def _normalise(x: Any, scale: Any) -> None:
         x[i] = x[i] * factor
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def _remember(before: Any, zero: Any, after: Any, decay: Any, key: Any, found: Any) -> None:
     """``after`` = ``before`` * decay; ``found`` = what it holds under ``key``."""
     dim, size = after.shape
@@ -154,7 +163,7 @@ def _remember(before: Any, zero: Any, after: Any, decay: Any, key: Any, found: A
                 found[j] += value * k
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def _correct(state: Any, key: Any, delta: Any, query: Any, o: Any) -> None:
     """``state`` += key (x) delta; ``o`` = what it then answers to ``query``."""
     dim, size = state.shape
@@ -168,7 +177,7 @@ def _correct(state: Any, key: Any, delta: Any, query: Any, o: Any) -> None:
             o[j] += value * q
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def _finish(o: Any, gate: Any, norm: Any, eps: Any, out: Any) -> None:
     """Normed, scaled and gated."""
     size = o.shape[0]
@@ -180,7 +189,7 @@ def _finish(o: Any, gate: Any, norm: Any, eps: Any, out: Any) -> None:
         out[j] = o[j] * factor * norm[j] * (gate[j] * _sigmoid(gate[j]))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def _advance(
     projected: Any,
     conv: Any,
@@ -251,7 +260,7 @@ def _advance(
                     raw[c] = projected[row, c]
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def _fold(
     states: Any, source: Any, target: Any, keys: Any, deltas: Any, decays: Any, first: Any, count: Any
 ) -> None:

@@ -107,8 +107,8 @@ def describe_model(source: ModelSource, dtype: str = "bf16") -> ModelDescription
 def state_needs(config: ModelConfig, dtype: str) -> tuple[StateNeed, ...]:
     """The state of a model of this geometry, ``dtype`` (``bf16`` or ``fp32``) that of keys and values.
 
-    In a hybrid, keys and values of the layers of full attention, the recurrent states, always in fp32, and the
-    convolutions' history of the others, and the pairs of the MTP layer.
+    In a hybrid, keys and values of the layers of full attention, the recurrent states and the convolutions'
+    history of the others, both always in fp32, the pairs of the MTP layer and the last hidden row for it.
     """
     item = STATE_ITEM_BYTES[dtype]
     row = 2 * config.kv_size * item
@@ -116,12 +116,13 @@ def state_needs(config: ModelConfig, dtype: str) -> tuple[StateNeed, ...]:
         return (StateNeed("kv", "pages", config.layer_count, config.layer_count * row, dtype),)
     full, linear = len(config.full_layers), len(config.linear_layers)
     recurrent = config.value_size * config.key_dim * STATE_ITEM_BYTES["fp32"]
-    history = config.conv_size * (config.conv_width - 1) * item
+    history = config.conv_size * (config.conv_width - 1) * STATE_ITEM_BYTES["fp32"]
     needs = (
         StateNeed("kv", "pages", full, full * row, dtype),
         StateNeed("gdn", "column", linear, 0, "fp32", linear * recurrent),
-        StateNeed("conv", "ring", linear, 0, dtype, linear * history),
+        StateNeed("conv", "ring", linear, 0, "fp32", linear * history),
         StateNeed("pairs", "pages", 1 if config.mtp else 0, row, dtype),
+        StateNeed("tail", "ring", 1 if config.mtp else 0, 0, dtype, config.hidden_size * item),
     )
     return tuple(need for need in needs if need.layers)
 

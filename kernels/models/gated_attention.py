@@ -8,12 +8,12 @@ import attrs
 import torch
 
 from txdecode.kernels.attention.cache import PagedCache, Segment
-from txdecode.kernels.attention.folded import Bound, FoldedAttention, padded_rows
+from txdecode.kernels.attention.folded import Bound, FoldedAttention
 from txdecode.kernels.attention.masks import CausalMasks
 from txdecode.kernels.capability import Numerics
 from txdecode.kernels.models.hybrid_config import HybridConfig
 from txdecode.kernels.models.hybrid_packing import FullLayer
-from txdecode.kernels.models.llama import Limits
+from txdecode.kernels.models.llama import Limits, mask_table
 from txdecode.kernels.norm.fused import rms_norm_heads, unit_rows
 from txdecode.kernels.rotary.fused import rotate
 from txdecode.kernels.rotary.tables import RotaryTable
@@ -110,10 +110,3 @@ def run(
     """One full-attention layer, its feed included."""
     x = attention.add(index, layer, unit_rows(x, ones), x, rows)
     return layer.feed.add(unit_rows(x, ones), x)
-
-
-def mask_table(config: HybridConfig, numerics: Numerics, limits: Limits) -> tuple[int, int]:
-    """Rows of the mask table, and keys that it holds beyond the context."""
-    fold = config.head_count // config.kv_head_count
-    width = max(limits.width_max, 2)
-    return padded_rows(width * fold), width + numerics.key_multiple

@@ -20,11 +20,11 @@ from txdecode.kernels.gdn.rows import Places, Records, Stretch, places
 from txdecode.kernels.linear import Linear
 from txdecode.kernels.linear.prepacked import PrepackedLinear
 from txdecode.kernels.linear.tiled import TiledLinear
-from txdecode.kernels.models.gated_attention import GatedAttention, mask_table, run
+from txdecode.kernels.models.gated_attention import GatedAttention, run
 from txdecode.kernels.models.hybrid_config import HybridConfig
 from txdecode.kernels.models.hybrid_packing import FullLayer, LinearLayer, Packer, rotary_frequencies
 from txdecode.kernels.models.layout import EMBEDDING, FINAL_NORM, HEAD
-from txdecode.kernels.models.llama import Limits, NonFiniteActivation
+from txdecode.kernels.models.llama import Limits, NonFiniteActivation, mask_table
 from txdecode.kernels.models.weights import HybridWeights
 from txdecode.kernels.norm.fused import extended, unit_rows
 from txdecode.kernels.rotary.tables import RotaryTable

@@ -303,6 +303,8 @@ def _has_mtp(places: Iterable[Fields], stored: Collection[str]) -> bool:
 
 
 def _checked(fields: Fields, config: HybridConfig) -> HybridConfig:
+    if config.head_dim % 2:
+        raise fields.wrong("head_dim", "an even number", config.head_dim)
     if config.head_count % config.kv_head_count:
         raise fields.wrong(
             "num_key_value_heads", f"a divisor of {config.head_count} heads", config.kv_head_count

@@ -14,13 +14,14 @@ import attrs
 import torch
 
 from txdecode.kernels.attention.cache import PagedCache, Segment
-from txdecode.kernels.attention.folded import FoldedAttention, padded_rows
-from txdecode.kernels.attention.masks import CausalMasks
+from txdecode.kernels.attention.folded import ROW_MULTIPLE, FoldedAttention
+from txdecode.kernels.attention.masks import CausalMasks, table_size
 from txdecode.kernels.capability import Numerics
 from txdecode.kernels.linear import Linear
 from txdecode.kernels.linear.prepacked import PrepackedLinear
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.config import DenseConfig
+from txdecode.kernels.models.hybrid_config import HybridConfig
 from txdecode.kernels.models.layout import EMBEDDING, FINAL_NORM, HEAD
 from txdecode.kernels.models.packing import pack_layer
 from txdecode.kernels.models.rope import attention_factor, inverse_frequencies
@@ -150,11 +151,10 @@ def _check_finite(rows: torch.Tensor, wanted: int) -> None:
         raise NonFiniteActivation("a row of the launch is not finite: the weights or the input are damaged")
 
 
-def mask_table(config: DenseConfig, numerics: Numerics, limits: Limits) -> tuple[int, int]:
+def mask_table(config: DenseConfig | HybridConfig, numerics: Numerics, limits: Limits) -> tuple[int, int]:
     """Rows of the mask table, and keys that it holds beyond the context."""
     fold = config.head_count // config.kv_head_count
-    width = max(limits.width_max, 2)
-    return padded_rows(width * fold), width + numerics.key_multiple
+    return table_size(fold, limits.width_max, numerics.key_multiple, ROW_MULTIPLE)
 
 
 def memory_plan(config: DenseConfig, numerics: Numerics, limits: Limits) -> dict[str, int]:

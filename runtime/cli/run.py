@@ -50,7 +50,8 @@ _INTERRUPTED = 130
     "--draft-depth",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most drafts a round of the MTP layer; copies may follow them. Default: all of --draft-len.",
+    help="Most drafts a round of the MTP layer; copies may follow them. Default: 3 with copies, else all of "
+    "--draft-len.",
 )
 @click.option(
     "--draft-len",

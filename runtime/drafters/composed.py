@@ -14,6 +14,10 @@ from txdecode.transactions.executor import Copy, Drafter, MatchingDrafter
 REPLACE_MATCH = 3
 """Tokens that must agree for a copy to replace learned drafts."""
 
+LEARNED_DEPTH = 3
+"""Learned drafts of a composed round where nobody says how many: deep ones cost as much and are seldom right, and
+copies after them cost nothing."""
+
 
 def matches(drafter: Drafter) -> TypeGuard[MatchingDrafter]:
     """Whether a host drafter says how good its match is."""

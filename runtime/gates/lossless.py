@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from txdecode.runtime.configuration import Options
+from txdecode.runtime.drafters.composed import LEARNED_DEPTH
 from txdecode.runtime.drafters.prompt_lookup import PromptLookup
 from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.gates.prompts import GatePrompt
@@ -257,11 +258,13 @@ def _decode(
     copies = length is not None and (not drafts or opened.drafter is not None)
     drafter = PromptLookup() if copies else None
     draft_len: int | str = "additive" if length is None or length == "additive" else int(length)
+    composed = drafts and copies and not opened.executor.describe().capabilities.fused
+    depth = LEARNED_DEPTH if composed else None
     with tempfile.TemporaryDirectory(prefix="txdecode-gate-") as folder:
         path = Path(folder) / "gate.txlog"
         journal = Journal.create(path, fingerprint={}, configuration={}, durability="none")
         run_on = attrs.evolve(opened, executor=recorder, drafter=drafter, drafts=drafts)
-        with Runtime(run_on, journal, Options(draft_len=draft_len)) as runtime:
+        with Runtime(run_on, journal, Options(draft_len=draft_len, draft_depth=depth)) as runtime:
             handles = [
                 runtime.submit(
                     prompt.content,

@@ -49,13 +49,14 @@ _TOKENS = re.compile(r"(\d+) tokens to train on")
 @attrs.frozen
 class Recipe:
     """What a run says of itself. ``best_step`` and ``tokens`` are ``None`` where its logs do not tell. ``earlier``:
-    steps that were made with another batch before, and that batch."""
+    steps that were made with another batch before, and that batch. ``remark``: what else a reader should know."""
 
     minutes: float
     steps: int
     best_step: int | None
     tokens: int | None
     earlier: tuple[int, int] = (0, 0)
+    remark: str = ""
 
     @property
     def windows(self) -> int:
@@ -154,6 +155,7 @@ def _recipe(recipe: Recipe) -> str:
         f"linear to zero over the last 60 %. The loss is the target's cross entropy plus {train.MTP_WEIGHT} times "
         f"that of each draft step: one step, and from 30 % of the time on {train.DEPTHS} steps in every third "
         f"update. The weights are the best by held-out loss{best}, stored in bf16."
+        f"{' ' if recipe.remark else ''}{recipe.remark}"
     )
 
 
@@ -207,9 +209,10 @@ def _table(greedy: Acceptance, sampled: Acceptance) -> str:
 @click.option(
     "--earlier", type=(int, int), default=(0, 0), help="Steps made with another batch, and that batch."
 )
-def main(folder: Path, logs: tuple[Path, ...], earlier: tuple[int, int]) -> None:
+@click.option("--remark", default="", help="What else the card should say of the run.")
+def main(folder: Path, logs: tuple[Path, ...], earlier: tuple[int, int], remark: str) -> None:
     """Publish the best weights of a run."""
-    recipe = read_run(folder, logs, earlier)
+    recipe = attrs.evolve(read_run(folder, logs, earlier), remark=remark)
     copy(folder / "best", PACKAGED)
     (PACKAGED / CARD).unlink(missing_ok=True)
     text = card(PACKAGED, recipe, evaluate(PACKAGED))

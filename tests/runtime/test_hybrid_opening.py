@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from txdecode.runtime import Runtime, execute
-from txdecode.runtime.opening import open_model
 from txdecode.runtime.errors import RecoveryRefused
+from txdecode.runtime.opening import open_model
 
 PROMPT = "def read_lines(path):\n    "
 SIZES: dict[str, Any] = {"batch_max": 2, "context": 256, "threads": 1}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txdecode.kernels.attention.cache import PAGE_ROWS, PagedCache, Segment
-from txdecode.kernels.attention.folded import FoldedAttention
-from txdecode.kernels.attention.masks import CausalMasks
+from txdecode.kernels.attention.folded import ROW_MULTIPLE, FoldedAttention, padded_rows
+from txdecode.kernels.attention.masks import CausalMasks, table_size
 from txdecode.kernels.attention.reference import attend
 from txdecode.kernels.capability import DtypeName, numerics
 
@@ -196,3 +196,20 @@ def test_masks_of_the_table_equal_masks_made_on_demand() -> None:
         assert torch.equal(small.of(position, 48, keys), expected)
         assert expected[0, 0, 7, position + 2] == 0
         assert expected[0, 0, 5, position + 2] == float("-inf")
+
+
+@pytest.mark.parametrize("fold", [1, 2, 3, 5])
+@pytest.mark.parametrize("width", [1, 2, 5, 6, 16])
+def test_the_table_of_masks_does_for_every_segment_whose_padded_rows_fit(fold: int, width: int) -> None:
+    """A short prefill chunk may have more rows than a round and still fit the table's padded rows."""
+    context, multiple = 130, 64
+    rows, slack = table_size(fold, width, multiple, ROW_MULTIPLE)
+    masks = CausalMasks(fold, rows, context, slack, torch.float32)
+    for count in range(1, rows // fold + 1):
+        for position in (0, 1, 63, 64, context - count):
+            keys = -(-(position + count) // multiple) * multiple
+            padded = padded_rows(count * fold)
+            mask = masks.of(position, padded, keys)
+            assert mask.shape == (1, 1, padded, keys)
+            last = position + count - 1
+            assert mask[0, 0, (count - 1) * fold].isneginf().sum() == keys - last - 1
