@@ -47,10 +47,12 @@ types: $(READY) ## Check types
 	@for package in state transactions kernels runtime; do ln -sfn "$(CURDIR)/$$package" build/types/txdecode/$$package; done
 	@MYPYPATH=build/types $(BIN)/mypy -p txdecode.state -p txdecode.transactions -p txdecode.kernels -p txdecode.runtime
 
-bench: $(SMOLLM2) ## Measure forward, host and sampling cost (by hand, on a quiet machine)
+bench: $(SMOLLM2) ## Measure forwards, host, sampling, hybrids and mixtures (by hand, on a quiet machine)
 	@$(BIN)/python tests/bench/forward_cost.py
 	@$(BIN)/python tests/bench/host_cost.py
 	@$(BIN)/python tests/bench/sampling_cost.py --repeats 10
+	@$(BIN)/python tests/bench/hybrid_cost.py
+	@$(BIN)/python tests/bench/moe_cost.py
 
 clean: ## Remove the virtual environment and build products
 	@rm -rf $(VENV) build *.egg-info

@@ -170,12 +170,16 @@ class Recorder:
         self.calls.append(("verify", list(rounds)))
         self.inner.verify(rounds)
 
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        self.calls.append(("pairs", [(item.plan, len(item.path)) for item in settlements]))
+        self.inner.settle(settlements)
+
 
 def forwards(executor: HybridExecutor, calls: Sequence[tuple[str, Any]]) -> None:
-    """The same draft steps and verify forwards, and the argmax of each: nothing else."""
+    """The same draft steps, verify forwards and pairs of the MTP layer, and the argmax of each: nothing else."""
     model, mtp = executor.model, executor.mtp
     with torch.inference_mode():
-        hidden = torch.zeros(1, model.config.hidden_size, dtype=model.numerics.dtype)
+        hidden = shown = torch.zeros(1, model.config.hidden_size, dtype=model.numerics.dtype)
         for verb, what in calls:
             if verb == "verify":
                 segments, stretches = [], []
@@ -186,6 +190,11 @@ def forwards(executor: HybridExecutor, calls: Sequence[tuple[str, Any]]) -> None
                 made = model.forward(segments, stretches, logits=True)
                 assert made.logits is not None
                 lowest_argmax(made.logits)
+                shown = made.hidden
+            elif verb == "pairs":
+                for plan, count in what if mtp is not None else ():
+                    tokens = (plan.pending,) * count
+                    mtp.absorb([Segment(tokens, plan.view.length, plan.pages[-1])], shown[:count])
             else:
                 assert mtp is not None
                 for plan, count in what:
@@ -198,13 +207,15 @@ def forwards(executor: HybridExecutor, calls: Sequence[tuple[str, Any]]) -> None
 def report_overhead(weights: HybridWeights, repeats: int, tokens: int, dtype: Any) -> None:
     """Decode time of the runtime over the time of its forwards run again, by form and drafter."""
     prompt = [(11 * i * i + 5 * i) % weights.config.vocab_size for i in range(200)]
+    plain = attrs.evolve(weights, config=attrs.evolve(weights.config, mtp=False))
     print("\ndecode time over the same forwards alone (aim 1.05), median of pairs")
     for form in FORMS:
         for draft, length in (("none", 0), ("mtp", 3), ("mtp+lookup", 5)):
             ratios, rounds = [], 0
             for _ in range(repeats):
+                drafting = weights if draft != "none" else plain
                 inner = HybridExecutor(
-                    weights,
+                    drafting,
                     dtype=dtype,
                     rollback=form,
                     batch_max=1,

@@ -98,6 +98,10 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_is_built(
     with pytest.raises(MemoryPlanRefused, match=r"MiB wanted .*columns .*1\.0 MiB free"):
         HybridExecutor(weights_of(), dtype="fp32", page_count=4)
     assert built == []
+    with pytest.raises(MemoryPlanRefused, match="or for rollback='replay'"):
+        HybridExecutor(weights_of(), dtype="fp32", page_count=4)
+    with pytest.raises(MemoryPlanRefused, match=r"shorter context$"):
+        HybridExecutor(weights_of(), dtype="fp32", page_count=4, rollback="replay")
 
 
 def test_the_default_pool_is_bounded_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ import pytest
 from txdecode.runtime import InvalidRequest, Runtime, Sampling
 from txdecode.runtime.configuration import Options
 from txdecode.runtime.drafters import PromptLookup
+from txdecode.runtime.drafters.composed import LEARNED_DEPTH
 from txdecode.runtime.execution import execute
+from txdecode.runtime.gates.lossless import scan
 from txdecode.runtime.handle import Stats
 from txdecode.runtime.journal import iterate
 from txdecode.runtime.opening import Opened
@@ -56,10 +58,22 @@ def test_the_text_is_that_of_plain_decoding(name: str, depth: int | None, form: 
     assert "toy" in counted or "toy+prompt_lookup" in counted
     # Three tokens in a row that came before are rare in the text that penalises them.
     assert ("prompt_lookup" in counted) or name == "busy"
-    assert any(event.copied for event in rounds_of(log)) == (depth is not None)
+    assert any(event.copied for event in rounds_of(log))
+    check_copies(rounds_of(log))
     assert sources(result.stats) == recount(rounds_of(log))
     report = execute(log, ToyExecutor(accuracy=6, rollback=form))
     assert (report.counts.rounds, report.numerics) == (result.stats.rounds, "exact")
+
+
+def check_copies(rounds: Sequence[RoundCommitted]) -> None:
+    """What follows learned drafts is what a plain scan finds behind them, not behind the known tokens."""
+    known = list(PROMPT)
+    for event in rounds:
+        if event.copied:
+            learned = event.drafts[: len(event.drafts) - event.copied]
+            assert len(learned) <= LEARNED_DEPTH
+            assert event.drafts[len(learned) :] == tuple(scan([*known, *learned])[: event.copied])
+        known += event.emitted
 
 
 def sources(stats: Stats) -> dict[str, tuple[int, int]]:

@@ -120,7 +120,7 @@ def check_same(found: Run, plain: Run) -> None:
 DRAFTERS: dict[str, dict[str, Any]] = {
     "lookup": {"draft": "lookup", "draft_len": "additive"},
     **{f"mtp {k}": {"draft": "mtp", "draft_len": k} for k in range(1, 8)},
-    "mtp and lookup": {"draft": "mtp+lookup", "draft_len": 5},
+    "mtp and lookup": {"draft": "mtp+lookup", "draft_len": 5, "draft_depth": 2},
     "mtp and lookup, additive": {"draft": "mtp+lookup", "draft_len": "additive"},
 }
 
@@ -163,6 +163,7 @@ def test_a_batch_with_drafts_says_and_leaves_what_plain_decoding_does(
     drafted = sum(len(event.drafts) for event in found.rounds)
     accepted = sum(event.accepted for event in found.rounds)
     assert accepted > 0
+    assert any(event.copied for event in found.rounds) or "draft_depth" not in DRAFTERS[drafter]
     # Greedy text of a random model soon repeats itself, and then no copy is wrong.
     assert accepted < drafted or law == "greedy", "drafts were rejected too"
 
@@ -224,18 +225,20 @@ def test_the_schedule_has_every_order() -> None:
 def test_forced_acceptance_in_every_order(
     weights: HybridWeights, log: Log, rollback: Rollback, law: str
 ) -> None:
-    """A thousand rounds over both laws, K = 4, of which 0, 1, … 4 drafts are accepted in every order."""
+    """A thousand rounds with K = 4, of which 0, 1, … 4 drafts are accepted in every order."""
     prompts = [(1, 2, 3), (40, 41), (7, 8, 9, 10, 11), (20,)]
     prompts += [(*prompt, 30 + i) for i, prompt in enumerate(prompts)]
-    tokens = 190
+    tokens = 380
     sampling = SAMPLINGS[law]
-    plain = run(make(weights, "columns"), log("plain"), prompts, tokens, sampling)
+    sizes = {"context": 400, "page_count": 32}
+    plain = run(make(weights, "columns", **sizes), log("plain"), prompts, tokens, sampling)
     texts = dict(zip(prompts, plain.ids, strict=True))
     drafter = Forced(texts, every_order(4))
-    found = run(make(weights, rollback), log("found"), prompts, tokens, sampling, draft=drafter, draft_len=4)
+    executor = make(weights, rollback, **sizes)
+    found = run(executor, log("found"), prompts, tokens, sampling, draft=drafter, draft_len=4, audit_every=3)
     check_same(found, plain)
     offered = [event for event in found.rounds if event.drafts]
-    assert len(offered) >= 500
+    assert len(offered) >= 1000
     assert {event.accepted for event in offered if len(event.drafts) == 4} == set(range(5))
 
 

@@ -169,6 +169,7 @@ def test_a_quantised_whole_is_refused_too() -> None:
         ("qwen3_5", {"layer_types": ["full_attention"]}, "layer_types"),
         ("qwen3_5", {"layer_types": "full_attention"}, "layer_types"),
         ("qwen3_5", {"full_attention_interval": 0}, "full_attention_interval"),
+        ("qwen3_5", {"head_dim": 33, "partial_rotary_factor": 0.5}, "head_dim"),
         ("qwen3_5", {"head_dim": 20}, "partial_rotary_factor"),
         ("qwen3_5", {"head_dim": 2}, "partial_rotary_factor"),
         ("qwen3_5", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),

@@ -29,22 +29,23 @@ def test_a_hybrid_described(hybrid_folder: Path) -> None:
     assert described.architecture == "Qwen3_5ForConditionalGeneration"
     assert isinstance(described.config, HybridConfig)
     assert described.eos_ids == (0,)
-    kv, gdn, conv, pairs = described.states
+    kv, gdn, conv, pairs, tail = described.states
     # Two heads of 32 in one layer; six states of 24 by 16 in fp32 and three rows of 208 in three layers.
     assert (kv.name, kv.kind, kv.layers, kv.token_bytes, kv.sequence_bytes) == ("kv", "pages", 1, 256, 0)
     assert attrs.astuple(gdn) == ("gdn", "column", 3, 0, "fp32", 3 * 6 * 24 * 16 * 4)
-    assert attrs.astuple(conv) == ("conv", "ring", 3, 0, "bf16", 3 * 3 * 208 * 2)
+    assert attrs.astuple(conv) == ("conv", "ring", 3, 0, "fp32", 3 * 3 * 208 * 4)
     assert attrs.astuple(pairs) == ("pairs", "pages", 1, 256, "bf16", 0)
+    assert attrs.astuple(tail) == ("tail", "ring", 1, 0, "bf16", 64 * 2)
     (note,) = described.notes
     assert note.endswith("tensors of the vision part that are not read: 1")
 
 
 def test_the_dtype_asked_for_leaves_the_recurrent_state_alone(hybrid_folder: Path) -> None:
     two, four = (describe_model(resolve(str(hybrid_folder)), dtype).states for dtype in ("bf16", "fp32"))
-    assert [need.dtype for need in four] == ["fp32"] * 4
+    assert [need.dtype for need in four] == ["fp32"] * 5
     assert [need.token_bytes for need in four] == [2 * need.token_bytes for need in two]
-    assert four[1] == two[1]
-    assert four[2].sequence_bytes == 2 * two[2].sequence_bytes
+    assert four[1:3] == two[1:3]
+    assert four[4].sequence_bytes == 2 * two[4].sequence_bytes
 
 
 def test_an_mtp_layer_that_is_named_but_absent_is_said(
@@ -115,10 +116,10 @@ def test_state_of_a_geometry_of_27_billion() -> None:
         mtp=True,
         mtp_feed="dense",
     )
-    kv, gdn, conv, pairs = state_needs(config, "bf16")
+    kv, gdn, conv, pairs, _ = state_needs(config, "bf16")
     assert (kv.layers, kv.token_bytes) == (16, 64 << 10)
     assert (gdn.layers, gdn.sequence_bytes) == (48, 144 << 20)
-    assert (conv.layers, conv.sequence_bytes) == (48, 48 * 3 * 10_240 * 2)
+    assert (conv.layers, conv.sequence_bytes) == (48, 48 * 3 * 10_240 * 4)
     assert (pairs.layers, pairs.token_bytes) == (1, 4 << 10)
     without = attrs.evolve(config, mtp=False, mixers=("linear",) * 2, feeds=("dense",) * 2)
     assert [need.name for need in state_needs(without, "bf16")] == ["gdn", "conv"]

@@ -114,6 +114,24 @@ def test_rounds_of_the_definition(seed: int) -> None:
     assert len(lengths) > 2
 
 
+@pytest.mark.parametrize("copied", [1, 2, 3])
+def test_a_close_call_with_copied_drafts_goes_to_the_definition(
+    monkeypatch: pytest.MonkeyPatch, copied: int
+) -> None:
+    monkeypatch.setattr(chain_module, "_MARGIN", 10.0)
+    agreed = 0
+    for seed in range(60):
+        drawn = torch.Generator().manual_seed(seed)
+        logits = torch.randn(4, 6, generator=drawn)
+        drafts = torch.randint(6, (3,), generator=drawn).tolist()
+        q = torch.randn(3 - copied, 6, generator=drawn).double().softmax(-1)
+        target = Target(law="chain", seed=seed)
+        found = judge(logits, target, None, drafts, 5, q, copied=copied)
+        assert_same(found, reference.judge(logits, target, None, drafts, 5, q, copied=copied))
+        agreed += len(found.path) > 4 - copied
+    assert agreed, "a copied draft was accepted somewhere"
+
+
 @pytest.mark.parametrize(("rows", "copied"), [(1, 0), (2, 1), (1, 2), (3, 0)])
 def test_every_draft_is_drawn_or_copied(rows: int, copied: int) -> None:
     logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(1))

@@ -66,7 +66,7 @@ def test_a_hybrid_as_json(hybrid: Path) -> None:
     assert data["config"]["mixers"] == ["linear", "linear", "linear", "full"]
     assert data["config"]["moe"]["experts"] == 6
     states = {state["name"]: state for state in data["states"]}
-    assert list(states) == ["kv", "gdn", "conv", "pairs"]
+    assert list(states) == ["kv", "gdn", "conv", "pairs", "tail"]
     assert (states["gdn"]["token_bytes"], states["gdn"]["sequence_bytes"]) == (0, 27648)
     assert len(data["notes"]) == 1
 
