@@ -34,7 +34,7 @@ demo-smollm2: $(SMOLLM2) ## The same with SmolLM2-135M, whose weights come in a 
 	@$(BIN)/txdecode demo --model smollm2
 
 test: $(SMOLLM2) ## Run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: $(READY) ## Check style, formatting and layering
 	@$(BIN)/ruff check .

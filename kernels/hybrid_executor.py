@@ -212,15 +212,15 @@ class HybridExecutor:
 
     def _absorb(self, moves: Sequence[tuple[Taken, torch.Tensor, int]]) -> None:
         """Pairs for the first ``count`` rows of each, from the target's hidden rows, and the new tails."""
+        if self._mtp is None:
+            return
         shown, segments = [], []
         for taken, hidden, count in moves:
             slot, length = taken.slot, taken.view.length
-            if self._mtp is not None:
-                tail = self._tails[slot : slot + 1] if length else torch.zeros_like(hidden[:1])
-                shown += [tail, hidden[: count - 1]]
-                segments.append(Segment(taken.tokens[:count], length, taken.pages[-1]))
-        if self._mtp is not None:
-            self._mtp.absorb(segments, torch.cat(shown))
+            tail = self._tails[slot : slot + 1] if length else torch.zeros_like(hidden[:1])
+            shown += [tail, hidden[: count - 1]]
+            segments.append(Segment(taken.tokens[:count], length, taken.pages[-1]))
+        self._mtp.absorb(segments, torch.cat(shown))
         for taken, hidden, count in moves:
             self._tails[taken.slot] = hidden[count - 1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from numba import njit
 
@@ -17,7 +17,7 @@ def compiled(function: F) -> F:
     process compiles for itself.
     """
     try:
-        made: F = njit(cache=True, error_model="numpy")(function)
+        made = njit(cache=True, error_model="numpy")(function)
     except RuntimeError:
         made = njit(error_model="numpy")(function)
-    return made
+    return cast(F, made)

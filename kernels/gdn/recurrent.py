@@ -79,7 +79,8 @@ def fold(states: torch.Tensor, source: int, target: int, records: Records, first
 
 def warm() -> None:
     """Compile now what the first launch would wait for."""
-    ones = GdnWeights(*(torch.ones(shape) for shape in ((2, 3), (1,), (1,), (1,))), 1, 1, 1e-6)
+    one = torch.ones(1)
+    ones = GdnWeights(torch.ones(2, 3), one, one, one, key_heads=1, key_dim=1, eps=1e-6)
     where = places([Stretch(0, 0, 1, 0, (0,))], 2, 2)
     states, records = torch.zeros(2, 1, 1, 1), Records.empty(1, 1, 1, 1, 1)
     advance(torch.zeros(1, 6), ones, states, torch.zeros(2, 3), where, records, torch.zeros(1, 1))

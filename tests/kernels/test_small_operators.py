@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from txdecode.kernels.models.config import DenseConfig
+from txdecode.kernels.models.rope import inverse_frequencies
 from txdecode.kernels.norm import fused as fast_norm
 from txdecode.kernels.norm import reference as plain_norm
 from txdecode.kernels.rotary import fused as fast_rotary
@@ -67,10 +69,15 @@ def test_rms_norm_over_heads(dtype: torch.dtype) -> None:
     close(fast_norm.rms_norm_heads(x, weight, 1e-6), plain_norm.rms_norm_heads(x, weight, 1e-6))
 
 
+def rotary_table(config: DenseConfig, dtype: torch.dtype) -> RotaryTable:
+    heads = {"turned": config.head_count + config.kv_head_count, "kept": config.kv_head_count}
+    return RotaryTable(inverse_frequencies(config), 1.0, **heads, context=512, dtype=dtype)
+
+
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_rotation(dtype: torch.dtype, make_config) -> None:  # type: ignore[no-untyped-def]
     config = make_config()
-    table = RotaryTable(config, 512, dtype)
+    table = rotary_table(config, dtype)
     torch.manual_seed(3)
     x = torch.randn(6, config.head_count + 2 * config.kv_head_count, config.head_dim).to(dtype)
     kept = x.clone()
@@ -89,7 +96,7 @@ def test_rotation(dtype: torch.dtype, make_config) -> None:  # type: ignore[no-u
 
 def test_rotation_keeps_lengths_and_depends_on_distance_only(make_config) -> None:  # type: ignore[no-untyped-def]
     config = make_config()
-    table = RotaryTable(config, 512, torch.float32)
+    table = rotary_table(config, torch.float32)
     torch.manual_seed(4)
     heads = config.head_count + 2 * config.kv_head_count
     pair = torch.randn(2, heads, config.head_dim)
