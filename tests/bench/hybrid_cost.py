@@ -42,11 +42,10 @@ WIDTHS = (1, 2, 3, 4, 6, 8)
 LARGE = {"linear": 48, "key_heads": 16, "value_heads": 48, "key_dim": 128, "value_dim": 128}
 
 
-def least(work: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> float:
-    """Least milliseconds of ``work``, each time after ``before``, which is not counted."""
+def least(work: Callable[[], object], repeats: int) -> float:
+    """Least milliseconds of ``work``."""
     spent = []
     for _ in range(repeats):
-        before()
         start = time.perf_counter()
         work()
         spent.append((time.perf_counter() - start) * 1e3)
@@ -131,24 +130,31 @@ def report_forms(weights: HybridWeights, context: int, repeats: int, dtype: Any)
         )
         lanes[form].fill()
     print("form        W   verify   ratio   t=1      t=half   t=all")
-    for form, lane in lanes.items():
-        base = math.nan
-        for width in WIDTHS:
-            item = lane.round(width)
-            verify = least(lambda lane=lane, item=item: lane.executor.verify([item]), repeats)  # type: ignore[misc]
-            base = verify if width == 1 else base
-            settles = [
-                least(
-                    lambda lane=lane, item=item, t=t: lane.executor.settle(  # type: ignore[misc]
-                        [Settlement(item.plan, tuple(range(t)))]
-                    ),
-                    max(repeats // 3, 5),
-                    lambda lane=lane, item=item: lane.executor.verify([item]),  # type: ignore[misc]
-                )
-                for t in (1, max(width // 2, 1), width)
-            ]
+    base: dict[str, float] = {}
+    for width in WIDTHS:
+        rounds = {form: lane.round(width) for form, lane in lanes.items()}
+        settled = (1, max(width // 2, 1), width)
+        spent: dict[tuple[str, int], list[float]] = {}
+        # In turns: the clock of a shared machine changes from second to second.
+        for _ in range(repeats):
+            for form, lane in lanes.items():
+                for count in (0, *settled):
+                    spent.setdefault((form, count), []).append(one_round(lane, rounds[form], count))
+        for form in FORMS:
+            verify, *settles = (min(spent[form, count]) for count in (0, *settled))
+            base.setdefault(form, verify)
             shown = "".join(f"{value:9.3f}" for value in settles)
-            print(f"{form:10s}{width:3d}{verify:9.3f}{verify / base:8.2f}{shown}")
+            print(f"{form:10s}{width:3d}{verify:9.3f}{verify / base[form]:8.2f}{shown}")
+
+
+def one_round(lane: Lane, item: Round, count: int) -> float:
+    """Milliseconds of a verify, or, with a ``count`` of rows, of the settle after it."""
+    start = time.perf_counter()
+    lane.executor.verify([item])
+    if count:
+        start = time.perf_counter()
+        lane.executor.settle([Settlement(item.plan, tuple(range(count)))])
+    return (time.perf_counter() - start) * 1e3
 
 
 class Recorder:
