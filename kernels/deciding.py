@@ -13,7 +13,16 @@ from txdecode.kernels.sampling import judge
 from txdecode.kernels.sampling.argmax import lowest_argmax
 from txdecode.kernels.sampling.reference import NOTHING
 from txdecode.transactions.accept import greedy
-from txdecode.transactions.executor import NO_PROPOSAL, ExecutorFault, Outcome, Proposal, Round, RoundPlan
+from txdecode.transactions.executor import (
+    NO_PROPOSAL,
+    CapabilityMissing,
+    ExecutorFault,
+    Outcome,
+    Proposal,
+    Round,
+    RoundPlan,
+    Ticket,
+)
 
 
 class Verified:
@@ -99,6 +108,31 @@ class Verified:
         plan, logits = self._logits[item.plan.request]
         assert plan is item.plan or plan == item.plan, "accept of a round that was not the last verified"
         return logits
+
+
+class VerbByVerb:
+    """What executors have in common that are driven verb by verb and decide by the logits they keep."""
+
+    def __init__(self) -> None:
+        self._verified = Verified()
+
+    def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
+        """Each plan's target and its law."""
+        with faults("accept"):
+            return self._verified.accept(rounds)
+
+    def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
+        """Not fused: raises ``CapabilityMissing``."""
+        raise CapabilityMissing("this executor is driven verb by verb; it has no fused launch")
+
+    def collect(self, ticket: Ticket) -> list[Outcome] | None:
+        """Not fused: raises ``CapabilityMissing``."""
+        raise CapabilityMissing("this executor is driven verb by verb; it has no fused launch to collect")
+
+    def logits_of_last_launch(self) -> list[torch.Tensor]:
+        """Logits [rows, vocab] of each round of the last ``verify``, in its order. For gates and debugging;
+        the tensors are not copies."""
+        return list(self._verified.last)
 
 
 def proposal_of(item: Round) -> Proposal:

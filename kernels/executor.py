@@ -21,7 +21,7 @@ from txdecode.kernels.capability import (
     free_memory,
     numerics,
 )
-from txdecode.kernels.deciding import Verified, by_rows, digest, faults, proposal_of
+from txdecode.kernels.deciding import VerbByVerb, by_rows, digest, faults, proposal_of
 from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.models.llama import Limits, LlamaModel, memory_plan
 from txdecode.kernels.models.weights import DenseWeights
@@ -31,14 +31,12 @@ from txdecode.transactions.executor import (
     Capabilities,
     CapabilityMissing,
     Description,
-    Outcome,
     PrefillPlan,
     Proposal,
     Round,
     RoundPlan,
     SequenceView,
     Settlement,
-    Ticket,
 )
 
 # Sequences are expected to stay below this when nobody says how many pages to keep.
@@ -46,7 +44,7 @@ _TOKENS_EXPECTED = 2048
 _GROUP = "kv"
 
 
-class DenseExecutor:
+class DenseExecutor(VerbByVerb):
     """Decoding of a dense model on the CPU; see ``txdecode.transactions.executor.Executor`` for the verbs.
 
     ``dtype`` is that of weights, activations, keys and values. ``page_count`` pages of 64 tokens; by default
@@ -69,6 +67,7 @@ class DenseExecutor:
         context: int | None = None,
         threads: int | None = None,
     ) -> None:
+        super().__init__()
         assert dtype in DTYPES, f"dtype {dtype!r}, expected one of {', '.join(DTYPES)}"
         assert batch_max >= 1, batch_max
         assert rows_max >= 1, rows_max
@@ -83,7 +82,6 @@ class DenseExecutor:
         limits, plan = _plan(config, self._numerics, context, page_count, batch_max, rows_max)
         with torch.inference_mode():
             self._model = LlamaModel(weights, self._numerics, limits)
-        self._verified = Verified()
         group = StateGroup(
             _GROUP,
             "pages",
@@ -146,19 +144,6 @@ class DenseExecutor:
         assert logits is not None
         self._verified.keep(rounds, logits)
 
-    def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
-        """Each plan's target and its law."""
-        with faults("accept"):
-            return self._verified.accept(rounds)
-
-    def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
-        """Not fused: raises ``CapabilityMissing``."""
-        raise CapabilityMissing("this executor is driven verb by verb; it has no fused launch")
-
-    def collect(self, ticket: Ticket) -> list[Outcome] | None:
-        """Not fused: raises ``CapabilityMissing``."""
-        raise CapabilityMissing("this executor is driven verb by verb; it has no fused launch to collect")
-
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """The first rows of the round are in their pages already; the rest is never read."""
         for item in settlements:
@@ -195,11 +180,6 @@ class DenseExecutor:
                         )
                     entries.append(AuditEntry(_GROUP, layer, ordinal, digest(data)))
         return tuple(entries)
-
-    def logits_of_last_launch(self) -> list[torch.Tensor]:
-        """Logits [rows, vocab] of each round of the last ``verify``, in its order. For gates and debugging;
-        the tensors are not copies."""
-        return list(self._verified.last)
 
     def _segment(self, item: Round) -> Segment:
         plan, proposal = item.plan, proposal_of(item)

@@ -23,7 +23,7 @@ from txdecode.kernels.capability import (
     free_memory,
     numerics,
 )
-from txdecode.kernels.deciding import Verified, by_rows, digest, faults, proposal_of
+from txdecode.kernels.deciding import VerbByVerb, by_rows, digest, faults, proposal_of
 from txdecode.kernels.drafting import draft
 from txdecode.kernels.gdn.recurrent import warm
 from txdecode.kernels.hybrid_state import Geometry, geometry, groups
@@ -36,7 +36,6 @@ from txdecode.transactions.executor import (
     Capabilities,
     CapabilityMissing,
     Description,
-    Outcome,
     PrefillPlan,
     Proposal,
     Rollback,
@@ -44,7 +43,6 @@ from txdecode.transactions.executor import (
     RoundPlan,
     SequenceView,
     Settlement,
-    Ticket,
 )
 
 
@@ -56,7 +54,7 @@ class _Open:
     hidden: torch.Tensor
 
 
-class HybridExecutor:
+class HybridExecutor(VerbByVerb):
     """Decoding of a hybrid model on the CPU; see ``txdecode.transactions.executor.Executor`` for the verbs.
 
     ``rollback`` is the physical form of recurrent state: ``columns``, ``replay`` or ``restore``. The other
@@ -78,6 +76,7 @@ class HybridExecutor:
         context: int | None = None,
         threads: int | None = None,
     ) -> None:
+        super().__init__()
         assert dtype in DTYPES, f"dtype {dtype!r}, expected one of {', '.join(DTYPES)}"
         assert batch_max >= 1, batch_max
         assert rows_max >= 1, rows_max
@@ -99,7 +98,6 @@ class HybridExecutor:
             # The target's hidden row at the last committed position, by ring slot.
             self._tails = torch.zeros(shape.sizes.slots, config.hidden_size, dtype=kind.dtype)
         self._form: Form = form_of(rollback, self._model, shape)
-        self._verified = Verified()
         self._open: dict[int, _Open] = {}
         self._description = _describe(weights, dtype, rollback, batch_max, rows_max, shape, plan)
 
@@ -172,19 +170,6 @@ class HybridExecutor:
         for item, entry, hidden in zip(rounds, taken, parts, strict=True):
             self._open[item.plan.request] = _Open(entry, hidden)
 
-    def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
-        """Each plan's target and its law."""
-        with faults("accept"):
-            return self._verified.accept(rounds)
-
-    def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
-        """Not fused: raises ``CapabilityMissing``."""
-        raise CapabilityMissing("this executor is driven verb by verb; it has no fused launch")
-
-    def collect(self, ticket: Ticket) -> list[Outcome] | None:
-        """Not fused: raises ``CapabilityMissing``."""
-        raise CapabilityMissing("this executor is driven verb by verb; it has no fused launch to collect")
-
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Move recurrent state, pairs and tail to the last row of each path; pages and rings are there already."""
         moves = []
@@ -255,11 +240,6 @@ class HybridExecutor:
             yield AuditEntry("conv", layer, 0, digest(raw))
         if self._mtp is not None:
             yield AuditEntry("tail", 0, 0, digest(self._tails[view.slots[0]]))
-
-    def logits_of_last_launch(self) -> list[torch.Tensor]:
-        """Logits [rows, vocab] of each round of the last ``verify``, in its order. For gates and debugging;
-        the tensors are not copies."""
-        return list(self._verified.last)
 
     # Plans.
 
