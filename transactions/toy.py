@@ -271,10 +271,12 @@ class ToyExecutor:
             plan = settlement.plan
             slot = plan.view.slots[0]
             scratch = self._scratch.pop((plan.view.request, plan.view.epoch))
-            if self.rollback == "replay":
-                self.columns[plan.columns[0][0]] = self._replayed(settlement, scratch)
-            elif self.rollback == "restore":
-                self.columns[plan.columns[0][0]] = self._restored(settlement, scratch)
+            for border in plan.borders:
+                if border.row in settlement.path:
+                    upto = Settlement(plan, settlement.path[: settlement.path.index(border.row) + 1])
+                    self.columns[border.columns[0]] = self._moved(upto, scratch)
+            if self.rollback != "columns":
+                self.columns[plan.columns[0][0]] = self._moved(settlement, scratch)
             hidden = self.tails[slot]
             for row in settlement.path:
                 made = scratch.rows[row]
@@ -283,6 +285,14 @@ class ToyExecutor:
             self.contexts[slot] = scratch.rows[settlement.path[-1]].state.context
             self.tails[slot] = hidden
         self.hook("settle:late")
+
+    def _moved(self, settlement: Settlement, scratch: _Scratch) -> int:
+        """The recurrent state after the last row of the path, by the toy's form."""
+        if self.rollback == "replay":
+            return self._replayed(settlement, scratch)
+        if self.rollback == "restore":
+            return self._restored(settlement, scratch)
+        return self.columns[settlement.plan.columns[0][settlement.path[-1]]]
 
     def _replayed(self, settlement: Settlement, scratch: _Scratch) -> int:
         """The recurrence over the records of the committed rows, in forward order."""

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txdecode.state.groups import of_kind
-from txdecode.transactions.toy import ToyState, advance, expected_audit, plain
+from txdecode.transactions.executor import (
+    ROLLBACKS,
+    Border,
+    PrefillPlan,
+    Proposal,
+    Rollback,
+    Round,
+    RoundPlan,
+    SequenceView,
+    Settlement,
+)
+from txdecode.transactions.toy import ToyExecutor, ToyState, advance, expected_audit, plain
 
 TOKENS = st.lists(st.integers(0, 47), min_size=1, max_size=24)
 
@@ -163,3 +174,23 @@ def test_columns_suffice_for_a_full_batch_of_the_widest_rounds(kit):
     launch = rig.go(rig.open(*(rig.ask(request, (True,) * 7) for request in range(4))))
     assert launch.fault is None
     rig.check()
+
+
+@pytest.mark.parametrize("form", ROLLBACKS)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_border_among_the_committed_rows_gets_its_checkpoint(form: Rollback, count: int) -> None:
+    """Two tokens are consumed, so row 1 of the round fills the first page of four; one row does not get there."""
+    toy = ToyExecutor(rollback=form)
+    tokens = (5, 6, 7, 8, 9, 10)
+    pages = ((0, 1), (0, 1))
+    toy.prefill([PrefillPlan(SequenceView(0, 0, 0, pages, (0,), (0,)), tokens[:2], pages, (1,))])
+    view = SequenceView(0, 0, 2, pages, (1,), (0,))
+    columns = ((2, 3, 4, 5),) if form == "columns" else ((2,),)
+    toy.columns[9] = -7
+    plan = RoundPlan(view, 0, tokens[2], (-1, 0, 1, 2), pages, columns, (0, 4), 4, borders=(Border(1, (9,)),))
+    offered = Round(plan, Proposal(tokens[3:6], "test"))
+    toy.verify([offered])
+    toy.settle([Settlement(plan, tuple(range(count)))])
+    other = ToyExecutor()
+    other.prefill([PrefillPlan(SequenceView(0, 0, 0, pages, (0,), (0,)), tokens[:4], pages, (1,))])
+    assert toy.columns[9] == (other.columns[1] if count >= 2 else -7)
