@@ -11,6 +11,7 @@ import torch
 from txdecode.kernels.capability import Numerics
 from txdecode.kernels.gdn.rows import GdnWeights
 from txdecode.kernels.linear import Linear
+from txdecode.kernels.linear.gated import GatedFeed
 from txdecode.kernels.linear.prepacked import PrepackedLinear
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.hybrid_config import Feed, HybridConfig
@@ -28,28 +29,6 @@ class FeedForward(Protocol):
 
     def add(self, normal: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """``x`` [rows, hidden + 1] plus what the block makes of its unit rows ``normal``."""
-
-
-@attrs.frozen(eq=False)
-class DenseFeed:
-    """SwiGLU: ``gate`` and ``up`` read unit rows, ``down`` adds to the residual."""
-
-    gate: Linear
-    up: Linear
-    down: Linear
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the packed matrices."""
-        return self.gate.weight_bytes + self.up.weight_bytes + self.down.weight_bytes
-
-    def add(self, normal: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """See ``FeedForward``."""
-        return self.down.add(self.up.multiply(normal, self.gate.silu(normal)), x)
-
-    def tiled(self, row_tile: int) -> DenseFeed:
-        """The same for more rows than one call of a matrix takes."""
-        return DenseFeed(*(TiledLinear(matrix, row_tile) for matrix in (self.gate, self.up, self.down)))
 
 
 @attrs.frozen(eq=False)
@@ -103,7 +82,7 @@ class LinearLayer:
 
 def _tiled(feed: FeedForward, row_tile: int) -> FeedForward:
     # A mixture tiles its experts itself: how many rows each gets is not known before.
-    return feed.tiled(row_tile) if isinstance(feed, DenseFeed) else feed
+    return feed.tiled(row_tile) if isinstance(feed, GatedFeed) else feed
 
 
 @attrs.frozen
@@ -178,7 +157,7 @@ class Packer:
             mlp = f"{prefix}.mlp"
             return Moe(self.tensors, mlp, config.moe, scale, dtype, PrepackedLinear, self.numerics.row_tile)
         gate, up, down = (self._get(f"{prefix}.mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
-        return DenseFeed(
+        return GatedFeed(
             PrepackedLinear(folded(gate, scale), None),
             PrepackedLinear(folded(up, scale), None),
             PrepackedLinear(with_zero(down), None),

@@ -8,32 +8,11 @@ import attrs
 import torch
 
 from txdecode.kernels.linear import Linear
+from txdecode.kernels.linear.gated import GatedFeed
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.hybrid_config import MoeConfig
 from txdecode.kernels.models.packing import LinearFactory, with_zero
 from txdecode.kernels.norm.fused import folded
-
-
-@attrs.frozen(eq=False)
-class Expert:
-    """One gated feed: reads unit rows [rows, hidden + 1], gives [rows, hidden + 1] whose last column is zero."""
-
-    gate: Linear
-    up: Linear
-    down: Linear
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the packed matrices."""
-        return self.gate.weight_bytes + self.up.weight_bytes + self.down.weight_bytes
-
-    def __call__(self, normal: torch.Tensor) -> torch.Tensor:
-        """``down(silu(gate) * up)`` of two rows or more."""
-        return self.down(self.up.multiply(normal, self.gate.silu(normal)))
-
-    def tiled(self, row_tile: int) -> Expert:
-        """The same for more rows than one call of a matrix takes."""
-        return Expert(*(TiledLinear(linear, row_tile) for linear in (self.gate, self.up, self.down)))
 
 
 @attrs.frozen(eq=False)
@@ -74,15 +53,15 @@ class Moe:
         def get(name: str) -> torch.Tensor:
             return tensors[f"{prefix}.{name}"].to(dtype)
 
-        def expert(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> Expert:
+        def expert(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> GatedFeed:
             reads_gate, reads_up = linear(folded(gate, scale), None), linear(folded(up, scale), None)
-            return Expert(reads_gate, reads_up, linear(with_zero(down), None))
+            return GatedFeed(reads_gate, reads_up, linear(with_zero(down), None))
 
         self._config = config
         self._dtype = dtype
         self._row_tile = row_tile
         router = get("gate.weight")
-        self._shared: Expert | None = None
+        self._shared: GatedFeed | None = None
         if config.shared_size:
             # The gate of the shared expert beside a row of zeros: sigmoid(z) is the first of softmax(z, 0),
             # and softmax treats every row alike.
@@ -93,7 +72,7 @@ class Moe:
         self._router = linear(folded(router, scale), None)
         # One expert at a time: converting all of them at once would hold two copies of the layer.
         gate_up, downs = tensors[f"{prefix}.experts.gate_up_proj"], tensors[f"{prefix}.experts.down_proj"]
-        self._experts: list[Expert] = []
+        self._experts: list[GatedFeed] = []
         for joined, down in zip(gate_up, downs, strict=True):
             gate, up = joined.to(dtype).chunk(2)
             self._experts.append(expert(gate, up, down.to(dtype)))
@@ -147,7 +126,7 @@ class Moe:
                 start += 1
         return torch.cat(results)
 
-    def _wide(self, expert: Expert, rows: int) -> Expert:
+    def _wide(self, expert: GatedFeed, rows: int) -> GatedFeed:
         return expert if rows <= self._row_tile else expert.tiled(self._row_tile)
 
     def _tiled(self, linear: Linear, rows: int) -> Linear:

@@ -17,9 +17,10 @@ import attrs
 import torch
 
 from txdecode.kernels.capability import DTYPES, cpu_name, numerics
+from txdecode.kernels.linear.gated import GatedFeed
 from txdecode.kernels.linear.prepacked import PrepackedLinear
 from txdecode.kernels.models.hybrid_config import MoeConfig
-from txdecode.kernels.moe.fused import Expert, Moe, route
+from txdecode.kernels.moe.fused import Moe, route
 from txdecode.kernels.norm.fused import extended, unit_rows
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -67,7 +68,7 @@ def blocks(shape: Shape, dtype: torch.dtype, row_tile: int) -> list[Moe]:
     return made
 
 
-def dense_feeds(shape: Shape, dtype: torch.dtype) -> list[Expert]:
+def dense_feeds(shape: Shape, dtype: torch.dtype) -> list[GatedFeed]:
     """Gated feeds of the inner width that one row of the experts uses."""
     random = torch.Generator().manual_seed(0)
 
@@ -77,7 +78,8 @@ def dense_feeds(shape: Shape, dtype: torch.dtype) -> list[Expert]:
 
     reads, inner = shape.hidden + 1, shape.active
     return [
-        Expert(linear(inner, reads), linear(inner, reads), linear(reads, inner)) for _ in range(shape.layers)
+        GatedFeed(linear(inner, reads), linear(inner, reads), linear(reads, inner))
+        for _ in range(shape.layers)
     ]
 
 
@@ -93,7 +95,7 @@ def through_blocks(stack: list[Moe]) -> Forward:
     return forward
 
 
-def through_feeds(stack: list[Expert]) -> Forward:
+def through_feeds(stack: list[GatedFeed]) -> Forward:
     """The residual after all dense feeds."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,15 @@ from tests.hybrid_bench import FORMS, Bench, Line, tokens_of, weights_of
 from tests.hybrids import FAMILIES, Family
 from txdecode.kernels import hybrid_executor, hybrid_state, rollback
 from txdecode.kernels.attention.cache import Segment
-from txdecode.transactions.executor import Rollback, RoundPlan, Settlement
+from txdecode.transactions.executor import (
+    Border,
+    PrefillPlan,
+    Proposal,
+    Rollback,
+    Round,
+    RoundPlan,
+    Settlement,
+)
 
 FULL = bool(os.environ.get("TXDECODE_FULL"))
 WIDEST = 6
@@ -374,3 +382,31 @@ def test_settle_of_what_is_over_is_refused(form: Rollback) -> None:
     it.executor.drop(line.request)
     with pytest.raises(KeyError):
         it.executor.settle([Settlement(again, (0,))])
+
+
+@pytest.mark.parametrize("form", ["replay", "restore"])
+def test_a_round_is_settled_after_its_own_verify_alone(form: Rollback) -> None:
+    """Records and scratch columns are of one launch: a later verify takes them."""
+    bench = Bench(weights_of(), form)
+    one, two = (bench.open(tokens_of(9, seed)) for seed in (1, 2))
+    first, second = (bench.plan(line, 3, 3) for line in (one, two))
+    bench.verify([first], [(4, 5)])
+    bench.verify([second], [(4, 5)])
+    with pytest.raises(AssertionError, match="not in the last verify"):
+        bench.executor.settle([Settlement(first, (0,))])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scratch_columns_are_nobodys_to_plan_with(form: Rollback) -> None:
+    bench = Bench(weights_of(), form)
+    line = bench.open(tokens_of(9))
+    beyond = bench.column_group.capacity
+    plan = bench.plan(line, 3, 2)
+    for wrong in (
+        attrs.evolve(plan, columns=((beyond,) * len(plan.columns[0]),)),
+        attrs.evolve(plan, borders=(Border(0, (beyond,)),)),
+    ):
+        with pytest.raises(AssertionError):
+            bench.executor.verify([Round(wrong, Proposal((4,), "test"))])
+    with pytest.raises(AssertionError):
+        bench.executor.prefill([PrefillPlan(line.view(), (1,), line.pages, (beyond,))])

@@ -100,6 +100,29 @@ def test_a_sound_executor_passes_with_every_length_and_batch() -> None:
     assert sum(case.empty_rounds for case in report.cases), "no round without anything to propose was seen"
 
 
+@pytest.mark.parametrize("copies", [False, True])
+def test_the_executors_own_drafter_is_gated_too(copies: bool) -> None:
+    """Nothing is copied where only the executor drafts; what it drafts is not held against a scan of the tokens."""
+    executor = Shown(accuracy=6)
+    sources: set[str] = set()
+    accept = executor.accept
+
+    def watched(rounds: Sequence[Round]) -> list[Outcome]:
+        outcomes = accept(rounds)
+        sources.update(made.proposal.source for made in outcomes if made.proposal.tokens)
+        return outcomes
+
+    executor.accept = watched  # type: ignore[method-assign]
+    drafter = PromptLookup() if copies else None
+    opened = Opened(executor, "toy", Letters(), drafter=drafter, drafts=True)  # type: ignore[arg-type]
+    report = lossless_gate(opened, PROMPTS, dtype="-")
+    assert report.passed
+    assert sum(case.accepted for case in report.cases)
+    assert "toy" in sources
+    assert (sources == {"toy"}) != copies
+    assert ("toy+prompt_lookup" in sources) == copies
+
+
 @pytest.mark.parametrize("fault", ["width", "batch"])
 def test_logits_that_depend_on_the_launch_fail(fault: str) -> None:
     report = run(Shown(fault))
