@@ -40,12 +40,12 @@ class MemoryPlanRefused(TxDecodeError):
 
 @attrs.frozen
 class Numerics:
-    """The choices that fix the bits of a dense forward on one machine.
+    """The choices that fix the bits of a forward by torch's operators on one machine.
 
-    ``row_tile``: most rows of one call of a linear layer. oneDNN's bf16 matrix product for AMX changes its
-    order of summation above 32 rows (torch 2.13; fp32 does not up to 1,024). ``key_multiple``: the key
-    extent of attention is padded to a multiple of it. With AMX the bf16 kernel packs its keys and sums in
-    one order whatever the extent, so whole pages suffice; in fp32 the order changes below 256.
+    ``row_tile``: most rows of one call of a linear layer (torch 2.13: oneDNN's fp32 product keeps its order of
+    summation up to 1,024 rows; our own panels keep it always). ``key_multiple``: the key extent of attention is
+    padded to a multiple of it. With AMX the bf16 kernel packs its keys and sums in one order whatever the extent, so
+    whole pages suffice; in fp32 the order changes below 256.
     """
 
     dtype: torch.dtype
@@ -56,14 +56,14 @@ class Numerics:
     def name(self) -> str:
         """Name for the fingerprint; equal names on equal machines and libraries mean equal bits."""
         kind = "bf16" if self.dtype == torch.bfloat16 else "fp32"
-        return f"dense-1/{kind}/rows{self.row_tile}/keys{self.key_multiple}"
+        return f"dense-2/{kind}/rows{self.row_tile}/keys{self.key_multiple}"
 
 
 def numerics(dtype: DtypeName) -> Numerics:
     """The numerics class for ``dtype`` on this machine."""
     if dtype == "fp32":
         return Numerics(torch.float32, row_tile=256, key_multiple=512)
-    return Numerics(torch.bfloat16, row_tile=32, key_multiple=64 if has_amx() else 512)
+    return Numerics(torch.bfloat16, row_tile=256, key_multiple=64 if has_amx() else 512)
 
 
 def has_amx() -> bool:

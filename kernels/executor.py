@@ -23,7 +23,7 @@ from txdecode.kernels.capability import (
 )
 from txdecode.kernels.deciding import VerbByVerb, by_rows, digest, faults, proposal_of
 from txdecode.kernels.models.config import DenseConfig
-from txdecode.kernels.models.llama import Limits, LlamaModel, memory_plan
+from txdecode.kernels.models.dense import NATIVE, DenseModel, Limits, build, fits_vectors, memory_plan
 from txdecode.kernels.models.weights import DenseWeights
 from txdecode.state.groups import StateGroup
 from txdecode.transactions.executor import (
@@ -81,7 +81,7 @@ class DenseExecutor(VerbByVerb):
         self._numerics = numerics(dtype)
         limits, plan = _plan(config, self._numerics, context, page_count, batch_max, rows_max)
         with torch.inference_mode():
-            self._model = LlamaModel(weights, self._numerics, limits)
+            self._model = build(weights, self._numerics, limits)
         group = StateGroup(
             _GROUP,
             "pages",
@@ -108,12 +108,12 @@ class DenseExecutor(VerbByVerb):
                 "weights": weights.digest,
                 "threads": str(torch.get_num_threads()),
                 "cpu": cpu_name(),
-                "numerics": self._numerics.name,
+                "numerics": NATIVE if fits_vectors(config, self._numerics) else self._numerics.name,
             },
         )
 
     @property
-    def model(self) -> LlamaModel:
+    def model(self) -> DenseModel:
         """The model, for gates and measurements."""
         return self._model
 

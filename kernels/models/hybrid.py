@@ -18,7 +18,7 @@ from txdecode.kernels.capability import Numerics
 from txdecode.kernels.gdn.recurrent import advance, fold
 from txdecode.kernels.gdn.rows import Places, Records, Stretch, places
 from txdecode.kernels.linear import Linear
-from txdecode.kernels.linear.prepacked import PrepackedLinear
+from txdecode.kernels.linear.choice import linear_for
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.gated_attention import GatedAttention, run
 from txdecode.kernels.models.hybrid_config import HybridConfig
@@ -66,7 +66,7 @@ class HybridModel:
         packer = Packer(weights.tensors, config, numerics)
         self.embedding = extended(weights.tensors[EMBEDDING].to(dtype), config.rms_eps)
         head = weights.tensors[EMBEDDING if config.tied_head else HEAD].to(dtype)
-        self._head: Linear = PrepackedLinear(head, None)
+        self._head: Linear = linear_for(dtype)(head, None)
         self._norm = (packer.scale(FINAL_NORM) * math.sqrt(config.hidden_size)).to(dtype)
         self._layers: Layers = [
             packer.full(f"model.layers.{index}", feed)

@@ -11,8 +11,8 @@ import torch
 from txdecode.kernels.capability import Numerics
 from txdecode.kernels.gdn.rows import GdnWeights
 from txdecode.kernels.linear import Linear
+from txdecode.kernels.linear.choice import LinearFactory, linear_for
 from txdecode.kernels.linear.gated import GatedFeed
-from txdecode.kernels.linear.prepacked import PrepackedLinear
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.hybrid_config import Feed, HybridConfig
 from txdecode.kernels.models.packing import fold_rows, with_zero
@@ -112,10 +112,10 @@ class Packer:
         )
         o = fold_rows(self._get(f"{prefix}.self_attn.o_proj.weight").T, *fold).T
         return FullLayer(
-            PrepackedLinear(folded(qkv, norm), None),
-            PrepackedLinear(folded(fold_rows(gate.flatten(0, 1), *fold), norm), None),
+            self._linear(folded(qkv, norm), None),
+            self._linear(folded(fold_rows(gate.flatten(0, 1), *fold), norm), None),
             head_norm.to(dtype),
-            PrepackedLinear(with_zero(o), None),
+            self._linear(with_zero(o), None),
             self._feed(prefix, feed),
         )
 
@@ -139,8 +139,8 @@ class Packer:
             eps=config.rms_eps,
         )
         return LinearLayer(
-            PrepackedLinear(folded(given, norm), None),
-            PrepackedLinear(with_zero(self._get(f"{prefix}.linear_attn.out_proj.weight")), None),
+            self._linear(folded(given, norm), None),
+            self._linear(with_zero(self._get(f"{prefix}.linear_attn.out_proj.weight")), None),
             gdn,
             self._feed(prefix, feed),
         )
@@ -155,13 +155,17 @@ class Packer:
         if feed == "moe":
             assert config.moe is not None, prefix
             mlp = f"{prefix}.mlp"
-            return Moe(self.tensors, mlp, config.moe, scale, dtype, PrepackedLinear, self.numerics.row_tile)
+            return Moe(self.tensors, mlp, config.moe, scale, dtype, self._linear, self.numerics.row_tile)
         gate, up, down = (self._get(f"{prefix}.mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
         return GatedFeed(
-            PrepackedLinear(folded(gate, scale), None),
-            PrepackedLinear(folded(up, scale), None),
-            PrepackedLinear(with_zero(down), None),
+            self._linear(folded(gate, scale), None),
+            self._linear(folded(up, scale), None),
+            self._linear(with_zero(down), None),
         )
+
+    @property
+    def _linear(self) -> LinearFactory:
+        return linear_for(self.numerics.dtype)
 
     def _get(self, name: str) -> torch.Tensor:
         return self.tensors[name].to(self.numerics.dtype)

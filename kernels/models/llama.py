@@ -18,7 +18,7 @@ from txdecode.kernels.attention.folded import ROW_MULTIPLE, FoldedAttention
 from txdecode.kernels.attention.masks import CausalMasks, table_size
 from txdecode.kernels.capability import Numerics
 from txdecode.kernels.linear import Linear
-from txdecode.kernels.linear.prepacked import PrepackedLinear
+from txdecode.kernels.linear.choice import linear_for
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.models.hybrid_config import HybridConfig
@@ -58,11 +58,12 @@ class LlamaModel:
         self._embedding = extended(tensors[EMBEDDING].to(dtype), config.rms_eps)
         head = tensors[EMBEDDING if config.tied_head else HEAD].to(dtype)
         head = folded(head, tensors[FINAL_NORM].to(dtype))
-        self._head: Linear = PrepackedLinear(head, None)
+        linear = linear_for(dtype)
+        self._head: Linear = linear(head, None)
         self._row_tile = numerics.row_tile
         self._ones = torch.ones(max(limits.rows_max, 2), 1, dtype=dtype)
         self._layers = [
-            pack_layer(tensors, index, config, dtype, PrepackedLinear) for index in range(config.layer_count)
+            pack_layer(tensors, index, config, dtype, linear) for index in range(config.layer_count)
         ]
         self._tiled_layers = [layer.tiled(numerics.row_tile) for layer in self._layers]
         self._rotary = RotaryTable(

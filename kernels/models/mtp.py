@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from txdecode.kernels.attention.cache import PagedCache, Segment
-from txdecode.kernels.linear.prepacked import PrepackedLinear
+from txdecode.kernels.linear.choice import linear_for
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.gated_attention import GatedAttention, run
 from txdecode.kernels.models.hybrid import HybridModel
@@ -38,9 +38,10 @@ class MtpLayer:
         # The constant column of the residual enters as the bias of the first product.
         bias = torch.zeros(hidden + 1, dtype=dtype)
         bias[-1] = self._constant
+        linear = linear_for(dtype)
         scales = [packer.scale(f"mtp.pre_fc_norm_{name}.weight") for name in ("embedding", "hidden")]
-        self._embedded = PrepackedLinear(with_zero(folded(embedded, scales[0])), bias)
-        self._shown = PrepackedLinear(with_zero(folded(shown, scales[1])), None)
+        self._embedded = linear(with_zero(folded(embedded, scales[0])), bias)
+        self._shown = linear(with_zero(folded(shown, scales[1])), None)
         self._layer = packer.full("mtp.layers.0", config.mtp_feed)
         self._tiled = self._layer.tiled(numerics.row_tile)
         self._norm = (packer.scale("mtp.norm.weight") * math.sqrt(hidden)).to(dtype)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import attrs
 import torch
 
 from txdecode.kernels.linear import Linear
+from txdecode.kernels.linear.choice import LinearFactory
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.config import DenseConfig
 from txdecode.kernels.norm.fused import folded
-
-LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 
 @attrs.frozen(eq=False)

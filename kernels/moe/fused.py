@@ -8,10 +8,11 @@ import attrs
 import torch
 
 from txdecode.kernels.linear import Linear
+from txdecode.kernels.linear.choice import LinearFactory
 from txdecode.kernels.linear.gated import GatedFeed
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.hybrid_config import MoeConfig
-from txdecode.kernels.models.packing import LinearFactory, with_zero
+from txdecode.kernels.models.packing import with_zero
 from txdecode.kernels.norm.fused import folded
 
 

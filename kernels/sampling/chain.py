@@ -12,6 +12,7 @@ from txdecode.kernels.sampling.philox import words
 from txdecode.transactions.accept import Verdict
 from txdecode.transactions.draws import ACCEPT, RESIDUAL, TARGET, Words, uniform
 
+_exp = torch.Tensor.exp_
 _MARGIN = 1e-10
 """Relative to a total of probabilities: above the error of a sum of 2**18 terms in fp64."""
 
@@ -69,7 +70,7 @@ def chain_of_candidates(
     ``proposals`` [L, vocab], fp64, of the first L drafts, or ``None``: drafts without any are point masses. The
     residual is made for the one row that needs it.
     """
-    weights = (kept.scores - kept.scores.amax(-1, keepdim=True)).exp_()
+    weights = _exp(kept.scores - kept.scores.amax(-1, keepdim=True))
     totals: list[float] = weights.cumsum(-1)[:, -1].tolist()
     for row, draft in enumerate(drafts):
         column = _column(kept, row, draft)

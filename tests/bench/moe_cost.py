@@ -18,7 +18,8 @@ import torch
 
 from txdecode.kernels.capability import DTYPES, cpu_name, numerics
 from txdecode.kernels.linear.gated import GatedFeed
-from txdecode.kernels.linear.prepacked import PrepackedLinear
+from txdecode.kernels.linear import Linear
+from txdecode.kernels.linear.choice import linear_for
 from txdecode.kernels.models.hybrid_config import MoeConfig
 from txdecode.kernels.moe.fused import Moe, route
 from txdecode.kernels.norm.fused import extended, unit_rows
@@ -64,7 +65,7 @@ def blocks(shape: Shape, dtype: torch.dtype, row_tile: int) -> list[Moe]:
             "mlp.shared_expert.down_proj.weight": draw(hidden, config.shared_size),
             "mlp.shared_expert_gate.weight": draw(1, hidden),
         }
-        made.append(Moe(tensors, "mlp", config, torch.ones(hidden), dtype, PrepackedLinear, row_tile))
+        made.append(Moe(tensors, "mlp", config, torch.ones(hidden), dtype, linear_for(dtype), row_tile))
     return made
 
 
@@ -72,9 +73,9 @@ def dense_feeds(shape: Shape, dtype: torch.dtype) -> list[GatedFeed]:
     """Gated feeds of the inner width that one row of the experts uses."""
     random = torch.Generator().manual_seed(0)
 
-    def linear(rows: int, columns: int) -> PrepackedLinear:
+    def linear(rows: int, columns: int) -> Linear:
         weight = torch.randn(rows, columns, generator=random) / math.sqrt(columns)
-        return PrepackedLinear(weight.to(dtype), None)
+        return linear_for(dtype)(weight.to(dtype), None)
 
     reads, inner = shape.hidden + 1, shape.active
     return [

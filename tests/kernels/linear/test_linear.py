@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from txdecode.kernels.capability import DTYPES, DtypeName, numerics
 from txdecode.kernels.linear import Linear
-from txdecode.kernels.linear.prepacked import PrepackedLinear
+from txdecode.kernels.linear.choice import linear_for
 from txdecode.kernels.linear.reference import ReferenceLinear
 from txdecode.kernels.linear.tiled import TiledLinear, row_tiles
 
-CALLS = ("plain", "silu", "multiply", "add")
+CALLS = ("plain", "silu", "sigmoid", "multiply", "add")
 SHAPES = ((64, 48), (33, 40), (160, 64), (64, 160), (192, 576))
 ROWS = 96
 
@@ -26,6 +26,8 @@ def call(linear: Linear, name: str, x: torch.Tensor, other: torch.Tensor) -> tor
         return linear(x)
     if name == "silu":
         return linear.silu(x)
+    if name == "sigmoid":
+        return linear.sigmoid(x)
     return linear.multiply(x, other) if name == "multiply" else linear.add(x, other)
 
 
@@ -49,7 +51,7 @@ def test_agrees_with_the_reference(shape: tuple[int, int], dtype: DtypeName, nam
     for biased in (False, True):
         weight, bias, x, other = operands(shape, dtype, biased)
         expected = call(ReferenceLinear(weight, bias), name, x, other)
-        found = call(TiledLinear(PrepackedLinear(weight, bias), 32), name, x, other)
+        found = call(TiledLinear(linear_for(weight.dtype)(weight, bias), 32), name, x, other)
         assert found.dtype == x.dtype
         relative = 2**-7 if dtype == "bf16" else 2e-5
         torch.testing.assert_close(found.float(), expected.float(), rtol=relative, atol=2e-5)
@@ -60,7 +62,7 @@ def test_agrees_with_the_reference(shape: tuple[int, int], dtype: DtypeName, nam
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bits_do_not_depend_on_the_rows_beside(shape: tuple[int, int], dtype: DtypeName, name: str) -> None:
     weight, bias, x, other = operands(shape, dtype, True)
-    linear = TiledLinear(PrepackedLinear(weight, bias), numerics(dtype).row_tile)
+    linear = TiledLinear(linear_for(weight.dtype)(weight, bias), numerics(dtype).row_tile)
     pairs = torch.cat([call(linear, name, x[r : r + 2], other[r : r + 2]) for r in range(0, ROWS, 2)])
     for start, rows in ((0, 3), (5, 8), (17, 16), (1, 31), (0, 32), (3, 33), (2, 64), (30, 65), (0, ROWS)):
         part = slice(start, start + rows)

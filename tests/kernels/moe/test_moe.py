@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from txdecode.kernels.capability import DTYPES, DtypeName, numerics
-from txdecode.kernels.linear.prepacked import PrepackedLinear
+from txdecode.kernels.linear.choice import linear_for
 from txdecode.kernels.linear.reference import ReferenceLinear
 from txdecode.kernels.linear.tiled import TiledLinear
 from txdecode.kernels.models.hybrid_config import MoeConfig
@@ -70,14 +70,14 @@ def tensors_of(hidden: int, config: MoeConfig) -> Tensors:
     }
 
 
-def case(shape: str, dtype: DtypeName, linear: Any = PrepackedLinear, row_tile: int | None = None) -> Case:
+def case(shape: str, dtype: DtypeName, linear: Any = None, row_tile: int | None = None) -> Case:
     hidden, config = SHAPES[shape]
     random = torch.Generator().manual_seed(1)
     kind = DTYPES[dtype]
     scale = 1 + 0.2 * torch.randn(hidden, generator=random)
     tensors = tensors_of(hidden, config)
     tile = row_tile if row_tile is not None else numerics(dtype).row_tile
-    block = Moe(tensors, PREFIX, config, scale, kind, linear, tile)
+    block = Moe(tensors, PREFIX, config, scale, kind, linear or linear_for(kind), tile)
     x = extended(torch.randn(ROWS, hidden, generator=random).to(kind), EPS)
     normal = unit_rows(x, torch.ones(ROWS, 1, dtype=kind))
     return Case(config, tensors, scale, block, x, normal)
@@ -193,7 +193,7 @@ def test_agrees_with_hugging_face(family: str, shape: str) -> None:
 def _normalised(made: Case) -> Moe:
     # Qwen3.5 always normalises.
     config = attrs.evolve(made.config, normalise=True)
-    return Moe(made.tensors, PREFIX, config, made.scale, torch.float32, PrepackedLinear, 256)
+    return Moe(made.tensors, PREFIX, config, made.scale, torch.float32, linear_for(torch.float32), 256)
 
 
 def hugging_face(family: str, made: Case) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -274,7 +274,7 @@ def test_terms_are_added_in_fp32_in_ascending_expert_id(dtype: DtypeName) -> Non
     with torch.inference_mode():
         made = case("many", dtype)
         block = attrs.evolve(made.config, shared_size=0)
-        moe = Moe(made.tensors, PREFIX, block, made.scale, DTYPES[dtype], PrepackedLinear, 32)
+        moe = Moe(made.tensors, PREFIX, block, made.scale, DTYPES[dtype], linear_for(DTYPES[dtype]), 32)
         normal, x = made.normal[:64], torch.zeros_like(made.x[:64])
         logits = TiledLinear(moe._router, 32)(normal)
         ids, weights = by_row(route(logits, block), 64)
@@ -306,7 +306,7 @@ def test_bytes_of_weights() -> None:
         attrs.evolve(config, shared_size=0),
         torch.ones(hidden),
         torch.bfloat16,
-        PrepackedLinear,
+        linear_for(torch.bfloat16),
         32,
     )
     assert alone.fixed_bytes == 2 * config.experts * (hidden + 1)
