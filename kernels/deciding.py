@@ -29,7 +29,7 @@ class Verified:
     """Logits of the rounds that were verified and are not over, and the outcomes that follow from them."""
 
     def __init__(self) -> None:
-        self._logits: dict[int, tuple[RoundPlan, torch.Tensor]] = {}
+        self._logits: dict[int, tuple[RoundPlan, torch.Tensor, list[int] | None]] = {}
         self._prompts: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
         self.last: list[torch.Tensor] = []
 
@@ -39,12 +39,17 @@ class Verified:
         for item in rounds:
             self._logits.pop(item.plan.request, None)
 
-    def keep(self, rounds: Sequence[Round], logits: torch.Tensor) -> None:
-        """``logits`` [rows of all rounds, vocab], in their order."""
-        parts = logits.split_with_sizes([len(proposal_of(item).tokens) + 1 for item in rounds])
+    def keep(self, rounds: Sequence[Round], logits: torch.Tensor, choices: list[int] | None = None) -> None:
+        """``logits`` [rows of all rounds, vocab], in their order, and the likeliest token of each row where a kernel
+        has found it already."""
+        sizes = [len(proposal_of(item).tokens) + 1 for item in rounds]
+        parts = logits.split_with_sizes(sizes)
         self.last = list(parts)
-        for item, part in zip(rounds, parts, strict=True):
-            self._logits[item.plan.request] = (item.plan, part)
+        start = 0
+        for item, part, size in zip(rounds, parts, sizes, strict=True):
+            chosen = None if choices is None else choices[start : start + size]
+            self._logits[item.plan.request] = (item.plan, part, chosen)
+            start += size
 
     def over(self, request: int) -> None:
         """The round of ``request`` is settled or abandoned."""
@@ -64,8 +69,7 @@ class Verified:
         """A draft is accepted while it is the argmax of the row before it, lowest id on ties."""
         if not rounds:
             return
-        parts = [self._logits_of(item) for item in rounds]
-        targets = lowest_argmax(parts[0] if len(parts) == 1 else torch.cat(parts))
+        targets = self._likeliest(rounds)
         start = 0
         for item in rounds:
             proposal = proposal_of(item)
@@ -79,11 +83,19 @@ class Verified:
             yield Outcome(proposal, path, token)
             start = stop
 
+    def _likeliest(self, rounds: Sequence[Round]) -> list[int]:
+        known = [self._kept(item) for item in rounds]
+        chosen = [choices for _, choices in known if choices is not None]
+        if len(chosen) == len(known):
+            return [token for choices in chosen for token in choices]
+        parts = [logits for logits, _ in known]
+        return lowest_argmax((parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous())
+
     def _judge(self, item: Round) -> Outcome:
         plan, proposal = item.plan, proposal_of(item)
         q = proposal.q if isinstance(proposal.q, torch.Tensor) else None
         made = judge(
-            self._logits_of(item).float(),
+            self._kept(item)[0].float(),
             plan.target,
             plan.history,
             proposal.tokens,
@@ -104,10 +116,10 @@ class Verified:
             self._prompts[plan.request] = kept
         return kept[1]
 
-    def _logits_of(self, item: Round) -> torch.Tensor:
-        plan, logits = self._logits[item.plan.request]
+    def _kept(self, item: Round) -> tuple[torch.Tensor, list[int] | None]:
+        plan, logits, choices = self._logits[item.plan.request]
         assert plan is item.plan or plan == item.plan, "accept of a round that was not the last verified"
-        return logits
+        return logits, choices
 
 
 class VerbByVerb:
@@ -118,7 +130,7 @@ class VerbByVerb:
 
     def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
         """Each plan's target and its law."""
-        with faults("accept"):
+        with faults("accept"), one_thread():
             return self._verified.accept(rounds)
 
     def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
@@ -158,6 +170,21 @@ def digest(rows: torch.Tensor) -> int:
     """64 bits of blake2b over the bytes of a tensor."""
     data = rows.contiguous().view(torch.uint8).numpy().data
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch's operators on the caller's thread alone: they are small here, and a thread that torch has woken spins
+    for milliseconds afterwards, on the core that the next forward needs."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager

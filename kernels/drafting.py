@@ -79,7 +79,7 @@ def _choose(
         elif plan.target.law == "coupled":
             chosen.append((_race(plan, logits[row : row + 1].float(), depth), None))
         else:
-            chosen.append(_draw(plan, logits[row : row + 1].float(), depth))
+            chosen.append(draw(plan, logits[row : row + 1].float(), depth))
     return chosen
 
 
@@ -91,8 +91,9 @@ def _race(plan: RoundPlan, logits: torch.Tensor, depth: int) -> int:
     return int(race(kept.scores, keys, positions, kept.ids)[0])
 
 
-def _draw(plan: RoundPlan, logits: torch.Tensor, depth: int) -> tuple[int, torch.Tensor]:
-    """A draw by a word of its own, salted with epoch and attempt: a draft length that looked at discarded drafts
+def draw(plan: RoundPlan, logits: torch.Tensor, depth: int) -> tuple[int, torch.Tensor]:
+    """A draft for the chain law and the distribution [vocab], fp64, that it was drawn from, of ``logits`` [1, vocab]:
+    by a word of its own, salted with epoch and attempt: a draft length that looked at discarded drafts
     must not meet the same draws again."""
     kept = candidates(logits, plan.target)
     weights = torch.softmax(kept.scores[0], -1)

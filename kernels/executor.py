@@ -142,7 +142,7 @@ class DenseExecutor(VerbByVerb):
         with faults("verify"):
             logits = self._model.forward(segments, logits=True)
         assert logits is not None
-        self._verified.keep(rounds, logits)
+        self._verified.keep(rounds, logits, self._model.choices(logits.shape[0]))
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """The first rows of the round are in their pages already; the rest is never read."""

@@ -47,6 +47,10 @@ class DenseModel(Protocol):
         ``RuntimeError`` where a kernel fails; keys and values of the rows are then undefined.
         """
 
+    def choices(self, rows: int) -> list[int] | None:
+        """The likeliest token of each of the ``rows`` rows of the last forward with logits, the lowest id of equals,
+        ``NOTHING`` where a logit is not finite; ``None`` where the model leaves that to the caller."""
+
 
 def fits_vectors(config: DenseConfig, numerics: Numerics) -> bool:
     """Whether our own operators take the model: bf16, and sizes that are whole vectors."""

@@ -140,6 +140,9 @@ class LlamaModel:
         head = self._head if narrow else TiledLinear(self._head, self._row_tile)
         return head(normal)[:wanted]
 
+    def choices(self, rows: int) -> None:
+        """Left to the caller."""
+
     def _normalise_heads(self, projected: torch.Tensor, scale: torch.Tensor) -> None:
         """RMSNorm over head_dim of query and key heads, in place (Qwen3)."""
         heads = projected[:, : scale.shape[0]]

@@ -6,7 +6,6 @@ nothing but the tokens before a row: not on its neighbours, its pages, the threa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from txdecode.kernels.models.weights import DenseWeights
 from txdecode.kernels.native.attention import PAGE_ROWS
 from txdecode.kernels.native.forward import (
     STAGES_A_LAYER,
+    STAGES_BESIDE,
     Layer,
     Matrix,
     Rows,
@@ -96,7 +96,7 @@ class NativeLlama:
             assert size % LANES == 0, f"a size of {size}, no multiple of {LANES}"
         self._config, self._limits = config, limits
         tensors = weights.tensors
-        self._embedding = tensors[EMBEDDING].to(torch.bfloat16)
+        self._embedding = words(tensors[EMBEDDING].to(torch.bfloat16).contiguous()).numpy()
         self._head = _matrix(tensors[EMBEDDING if config.tied_head else HEAD], None)
         self._scale = tensors[FINAL_NORM].float().numpy()
         self.cache = NativePages(config, limits.page_count)
@@ -113,8 +113,9 @@ class NativeLlama:
         )
         self._table = _angles(config, limits.context)
         self._scratch = _scratch(config, limits, threads, self._layers)
-        self._team = Team(threads, config.layer_count * STAGES_A_LAYER + 2)
-        self._alone = Team(1, config.layer_count * STAGES_A_LAYER + 2)
+        stages = config.layer_count * STAGES_A_LAYER + STAGES_BESIDE
+        self._team = Team(threads, stages)
+        self._alone = Team(1, stages)
         self._nothing = np.empty((0, self._head.bias.shape[0]), np.float32)
         self._warm()
 
@@ -134,27 +135,23 @@ class NativeLlama:
         return self._forward(segments, logits, self._team)
 
     def _forward(self, segments: Sequence[Segment], logits: bool, team: Team) -> torch.Tensor | None:
-        tokens = [token for segment in segments for token in segment.tokens]
-        count = len(tokens)
-        rows = self._rows(segments, count, team.threads)
-        scratch = self._scratch
-        embedded = torch.from_numpy(scratch.x[:count])
-        embedded.copy_(self._embedding.index_select(0, torch.tensor(tokens)))
+        rows = self._rows(segments, team.threads)
+        count = len(rows.rows)
         made = torch.empty(count, self._head.bias.shape[0]) if logits else None
         team.run(
             forward,
             self._layers,
             self._shape,
             self._table,
+            self._embedding,
             rows,
-            scratch,
+            self._scratch,
             self._head,
             self._scale,
             self._nothing if made is None else made.numpy(),
         )
-        shown = scratch.normal if logits else scratch.projected
-        # One NaN or infinity in any layer stays in its row to the end, and makes the sum of the row one.
-        if not math.isfinite(float(shown[:count].sum())):
+        # One NaN or infinity in any layer stays in its row to the end.
+        if not np.isfinite(self._scratch.sizes[:count]).all():
             for segment in segments:
                 self._clear(segment)
             raise NonFiniteActivation(
@@ -162,32 +159,36 @@ class NativeLlama:
             )
         return None if made is None else made[:, : self._config.vocab_size]
 
-    def _rows(self, segments: Sequence[Segment], count: int, threads: int) -> Rows:
+    def choices(self, rows: int) -> list[int]:
+        """The likeliest token of each of the ``rows`` rows of the last forward with logits, the lowest id of equals;
+        ``NOTHING`` where a logit is not finite."""
+        chosen: list[int] = self._scratch.choices[:rows].tolist()
+        return chosen
+
+    def _rows(self, segments: Sequence[Segment], threads: int) -> Rows:
         """The launch as arrays."""
-        assert count <= self._limits.rows_max, (count, self._limits.rows_max)
-        heads = self._config.kv_head_count
-        positions: list[int] = []
-        places: list[tuple[int, int]] = []
+        heads = range(self._config.kv_head_count)
+        rows: list[tuple[int, int, int, int]] = []
         pages: list[int] = []
         table: list[tuple[int, int, int, int]] = []
         tasks: list[tuple[int, int, int, int]] = []
         for index, segment in enumerate(segments):
             held = segment.pages[: -(-segment.end // PAGE_ROWS)]
             assert len(held) * PAGE_ROWS >= segment.end, f"{len(held)} pages for {segment.end} rows"
-            assert all(0 <= page < self._limits.page_count for page in held), held
+            assert 0 <= min(held) <= max(held) < self._limits.page_count, held
             wide = len(segment.tokens)
-            table.append((len(positions), wide, segment.position, len(pages)))
+            table.append((len(rows), wide, segment.position, len(pages)))
             # Two threads share a launch of one sequence evenly where its heads are odd.
             block = min(_BLOCK_ROWS, wide if threads == 1 else -(-wide // 2))
-            tasks += [
-                (index, head, first, min(block, wide - first))
-                for first in reversed(range(0, wide, block))
-                for head in range(heads)
-            ]
-            positions += range(segment.position, segment.end)
-            places += [(held[p // PAGE_ROWS], p % PAGE_ROWS) for p in range(segment.position, segment.end)]
+            for first in range(0, wide, block):
+                tasks += [(index, head, first, min(block, wide - first)) for head in heads]
+            for position, token in enumerate(segment.tokens, segment.position):
+                rows.append((token, position, held[position // PAGE_ROWS], position % PAGE_ROWS))
             pages += held
-        return Rows(*(np.array(part, np.int64) for part in (positions, places, table, pages, tasks)))
+        assert len(rows) <= self._limits.rows_max, (len(rows), self._limits.rows_max)
+        # The longest first, so that threads end together.
+        tasks.reverse()
+        return Rows(*(np.array(part, np.int64) for part in (rows, table, pages, tasks)))
 
     def _clear(self, segment: Segment) -> None:
         for ordinal in range(segment.position // PAGE_ROWS, -(-segment.end // PAGE_ROWS)):
@@ -274,18 +275,23 @@ def _scratch(config: DenseConfig, limits: Limits, threads: int, layers: Layer) -
     rows, fold = limits.rows_max, config.head_count // config.kv_head_count
     queries = _BLOCK_ROWS * fold
     context = -(-limits.context // PAGE_ROWS) * PAGE_ROWS
-    shapes = (
-        (rows, config.hidden_size),
-        (rows, config.hidden_size),
-        (rows, layers.attention.bias.shape[1]),
-        (config.kv_head_count, rows * fold, config.head_dim),
-        (rows, config.q_size),
-        (rows, config.intermediate_size),
-        (threads, rows, PANEL_TILE * LANES),
-        (threads, queries, context),
-        (threads, queries, config.head_dim),
+
+    def zeros(*shape: int) -> Any:
+        return np.zeros(shape, np.float32)
+
+    return Scratch(
+        x=zeros(rows, config.hidden_size),
+        normal=zeros(rows, config.hidden_size),
+        projected=zeros(rows, layers.attention.bias.shape[1]),
+        queries=zeros(config.kv_head_count, rows * fold, config.head_dim),
+        attended=zeros(rows, config.q_size),
+        inner=zeros(rows, config.intermediate_size),
+        tile=zeros(threads, rows, PANEL_TILE * LANES),
+        scores=zeros(threads, queries, context),
+        made=zeros(threads, queries, config.head_dim),
+        sizes=zeros(rows),
+        choices=np.zeros(rows, np.int64),
     )
-    return Scratch(*(np.zeros(shape, np.float32) for shape in shapes))
 
 
 def memory_plan(config: DenseConfig, limits: Limits, threads: int) -> dict[str, int]:
@@ -304,6 +310,7 @@ def memory_plan(config: DenseConfig, limits: Limits, threads: int) -> dict[str, 
         * (
             rows
             * (2 * hidden + 2 * config.q_size + 2 * config.kv_size + config.q_size + config.intermediate_size)
+            + 3 * rows
             + threads * (rows * PANEL_TILE * LANES + _BLOCK_ROWS * fold * (limits.context + config.head_dim))
             + limits.width_max * vocab
         ),

@@ -17,11 +17,13 @@ import numpy as np
 
 from txdecode.kernels.native.attention import attend, store_key, store_value
 from txdecode.kernels.native.compiled import compiled
-from txdecode.kernels.native.lanes import LANES, silu_multiply, square_sum
+from txdecode.kernels.native.lanes import LANES, argmax_lanes, silu_multiply, square_sum
 from txdecode.kernels.native.product import PANEL_TILE, panel_product
 from txdecode.kernels.native.team import meet, take
 
 STAGES_A_LAYER = 8
+STAGES_BESIDE = 4
+"""Stages before and after the layers."""
 _ONE = np.float32(1.0)
 _TILE_COLUMNS = PANEL_TILE * LANES
 
@@ -61,12 +63,11 @@ class Shape(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of a launch: ``positions``, and the page and the row in it that each goes to, [rows]; ``segments``
-    [sequences, 4]: first row, rows, position of the first, where its pages begin in ``pages``; ``tasks`` [.., 4]:
-    sequence, key/value head, first row in the sequence, rows."""
+    """The rows of a launch: ``rows`` [rows, 4]: token, position, and the page and the row in it that it goes to;
+    ``segments`` [sequences, 4]: first row, rows, position of the first, where its pages begin in ``pages``; ``tasks``
+    [.., 4]: sequence, key/value head, first row in the sequence, rows."""
 
-    positions: Any
-    places: Any
+    rows: Any
     segments: Any
     pages: Any
     tasks: Any
@@ -74,7 +75,9 @@ class Rows(NamedTuple):
 
 class Scratch(NamedTuple):
     """Activations [rows, ..] fp32: ``x`` the residual, ``normal`` of it, ``projected``, ``queries`` [kv_heads, rows *
-    fold, dim], ``attended``, ``inner``; and by thread ``tile`` [threads, rows, 48], ``scores``, ``made``."""
+    fold, dim], ``attended``, ``inner``; by thread ``tile`` [threads, rows, 48], ``scores``, ``made``; and what comes
+    out: ``sizes``, which is finite where a row is, and ``choices``, the likeliest token of each, -1 where a logit is
+    not finite."""
 
     x: Any
     normal: Any
@@ -85,6 +88,8 @@ class Scratch(NamedTuple):
     tile: Any
     scores: Any
     made: Any
+    sizes: Any
+    choices: Any
 
 
 @compiled
@@ -189,6 +194,38 @@ def _gate(counters: Any, stage: Any, matrix: Any, x: Any, rows: Any, tile: Any, 
 
 
 @compiled
+def _embed(counters: Any, stage: Any, embedding: Any, rows: Any, x: Any) -> None:
+    """The embedding of each row's token, bf16 widened."""
+    while True:
+        row = take(counters, stage)
+        if row >= rows.rows.shape[0]:
+            return
+        token, bits = embedding[rows.rows[row, 0]], x[row].view(np.uint32)
+        for i in range(token.shape[0]):
+            bits[i] = np.uint32(token[i]) << np.uint32(16)
+
+
+@compiled
+def _choose(counters: Any, stage: Any, logits: Any, vocab: Any, choices: Any) -> None:
+    """The likeliest token of each row, the lowest of equals; logits from ``vocab`` on are none."""
+    lanes = np.empty((3, LANES), np.float32)
+    while True:
+        row = take(counters, stage)
+        if row >= logits.shape[0]:
+            return
+        for i in range(vocab, logits.shape[1]):
+            logits[row, i] = logits[row, vocab - 1]
+        argmax_lanes(logits[row].ctypes.data, logits.shape[1] // LANES, lanes.ctypes.data)
+        places = lanes[1].view(np.int32)
+        best, at, damage = lanes[0, 0], places[0], lanes[2, 0]
+        for lane in range(1, LANES):
+            damage += lanes[2, lane]
+            if lanes[0, lane] > best or (lanes[0, lane] == best and places[lane] < at):
+                best, at = lanes[0, lane], places[lane]
+        choices[row] = at if damage == np.float32(0.0) else -1
+
+
+@compiled
 def _turn(x: Any, angles: Any, scale: Any, out: Any) -> None:
     """Rotary positions in halves: ``angles`` [2, dim / 2] cosines and sines; times ``scale``."""
     half = out.shape[0] // 2
@@ -206,10 +243,11 @@ def _place(counters: Any, stage: Any, layer: Any, shape: Any, table: Any, rows: 
     turned = np.empty(dim, np.float32)
     while True:
         row = take(counters, stage)
-        if row >= rows.positions.shape[0]:
+        if row >= rows.rows.shape[0]:
             return
-        given, angles = scratch.projected[row], table[rows.positions[row]]
-        page, slot = rows.places[row, 0], rows.places[row, 1]
+        given, angles = scratch.projected[row], table[rows.rows[row, 1]]
+        page, slot = rows.rows[row, 2], rows.rows[row, 3]
+        scratch.sizes[row] = square_sum(given.ctypes.data, given.shape[0] // LANES)
         for head in range(heads + kv_heads):
             part = given[head * dim : (head + 1) * dim]
             if shape.head_norms:
@@ -267,7 +305,7 @@ def forward_layer(
 ) -> Any:
     """One layer over ``scratch.x``. With ``writes_only`` it stops once keys and values are in their pages. Returns
     the number of the next meeting."""
-    count = rows.positions.shape[0]
+    count = rows.rows.shape[0]
     x, normal, tile = scratch.x, scratch.normal, scratch.tile[rank]
     _norm_rows(counters, stage, count, x, layer.scales[0], shape.eps, normal)
     meetings = meet(counters, threads, meetings)
@@ -298,14 +336,19 @@ def forward(
     layers: Any,
     shape: Any,
     table: Any,
+    embedding: Any,
     rows: Any,
     scratch: Any,
     head: Any,
     scale: Any,
     logits: Any,
 ) -> None:
-    """All layers, and the head where ``logits`` [rows, 8 * panels] has rows; ``table`` [context, 2, dim / 2]."""
-    count, wanted, depth = rows.positions.shape[0], logits.shape[0], layers.scales.shape[0]
+    """All layers, and the head where ``logits`` [rows, 8 * panels] has rows. ``table`` [context, 2, dim / 2];
+    ``embedding`` [vocab, hidden] bf16 words."""
+    count, wanted, depth = rows.rows.shape[0], logits.shape[0], layers.scales.shape[0]
+    stage = depth * STAGES_A_LAYER
+    _embed(counters, stage, embedding, rows, scratch.x)
+    meetings = meet(counters, threads, meetings)
     for index in range(depth):
         meetings = forward_layer(
             rank,
@@ -321,8 +364,11 @@ def forward(
             index == depth - 1 and wanted == 0,
         )
     if wanted:
-        stage = depth * STAGES_A_LAYER
-        _norm_rows(counters, stage, count, scratch.x, scale, shape.eps, scratch.normal)
+        _norm_rows(counters, stage + 1, count, scratch.x, scale, shape.eps, scratch.normal)
         meetings = meet(counters, threads, meetings)
-        _project(counters, stage + 1, head, scratch.normal, count, logits)
+        _project(counters, stage + 2, head, scratch.normal, count, logits)
+        meetings = meet(counters, threads, meetings)
+        for row in range(rank, count, threads):
+            scratch.sizes[row] = square_sum(scratch.normal[row].ctypes.data, shape.hidden // LANES)
+        _choose(counters, stage + 3, logits, embedding.shape[0], scratch.choices)
         meet(counters, threads, meetings)

@@ -265,6 +265,29 @@ def _largest(code: Code, args: Sequence[Any]) -> Any:
     return code.across(code.loop(count, [code.number(float("-inf"))], turn)[0], code.larger)
 
 
+def _argmax(code: Code, args: Sequence[Any]) -> None:
+    x, count, out = args
+    b = code.b
+    lanes = ir.Constant(_VI, list(range(LANES)))
+    start = [code.number(float("-inf")), ir.Constant(_VI, [0] * LANES), code.number(0.0)]
+
+    def turn(index: Any, values: list[Any]) -> list[Any]:
+        best, place, damage = values
+        value = code.load(b.add(x, b.mul(index, ir.Constant(_I64, LANES * 4))))
+        above = b.fcmp_ordered(">", value, best)
+        first = b.insert_element(ir.Constant(_VI, ir.Undefined), b.trunc(index, _I32), ir.Constant(_I32, 0))
+        here = b.shuffle_vector(first, ir.Constant(_VI, ir.Undefined), ir.Constant(_VI, [0] * LANES))
+        # Zero times what is not finite is no number, and stays so.
+        damage = code.fma(value, code.number(0.0), damage)
+        return [b.select(above, value, best), b.select(above, here, place), damage]
+
+    best, place, damage = code.loop(count, start, turn)
+    places = b.add(b.mul(place, ir.Constant(_VI, [LANES] * LANES)), lanes)
+    code.store(best, out)
+    code.store(places, code.at(out, LANES * 4))
+    code.store(damage, code.at(out, 2 * LANES * 4))
+
+
 def _exp_sum(code: Code, args: Sequence[Any]) -> Any:
     x, count, most = args
     b = code.b
@@ -331,6 +354,9 @@ square_sum = vector_code([_WORD, _WORD], _FLOAT, _square_sum)
 """``f(x, count)``: sum of squares of ``count`` vectors at ``x``."""
 largest = vector_code([_WORD, _WORD], _FLOAT, _largest)
 """``f(x, count)``: the largest number of ``count`` vectors at ``x``."""
+argmax_lanes = vector_code([_WORD] * 3, types.void, _argmax)
+"""``f(x, count, out)``: of ``count`` vectors at ``x`` each lane's largest number, the place of its first occurrence
+(int32), and zero, or NaN where a number of the lane is not finite: [3, 8] at ``out``."""
 exp_sum = vector_code([_WORD, _WORD, _FLOAT], _FLOAT, _exp_sum)
 """``f(x, count, most)``: replace ``count`` vectors by exp(x - most), and -inf by zero; their sum."""
 sigmoid = vector_code([_WORD] * 3, types.void, _sigmoid)

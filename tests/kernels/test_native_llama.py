@@ -14,6 +14,8 @@ from txdecode.kernels.models.dense import build, fits_vectors, memory_plan
 from txdecode.kernels.models.llama import Limits, LlamaModel, NonFiniteActivation
 from txdecode.kernels.models.native_llama import NativeLlama
 from txdecode.kernels.models.weights import DenseWeights
+from txdecode.kernels.sampling.argmax import lowest_argmax
+from txdecode.kernels.sampling.reference import NOTHING
 
 LIMITS = Limits(256, 256, 16, 8)
 
@@ -113,7 +115,7 @@ def test_a_row_that_is_not_finite_is_named_and_leaves_its_pages_finite(make_weig
     with torch.inference_mode():
         model.forward([Segment(tokens, 0, (0, 1))], False)
         kept = [model.cache.page_rows(1, page, count) for page, count in ((0, 64), (1, 5))]
-        model._embedding[77] = float("nan")
+        model._embedding[77] = 0x7FC0
         for logits in (True, False):
             with pytest.raises(NonFiniteActivation, match="not finite"):
                 model.forward([Segment((3, 77, 4), 69, (0, 1))], logits)
@@ -122,6 +124,24 @@ def test_a_row_that_is_not_finite_is_named_and_leaves_its_pages_finite(make_weig
         )
         assert model.cache._pool.isfinite().all()
         assert model.cache.page_rows(1, 1, 64)[5:].count_nonzero() == 0
+
+
+def test_the_likeliest_token_is_found_in_the_kernel(make_weights: Any) -> None:
+    model = native(make_weights("llama", vocab_size=317))
+    logits = given(model, [Segment(tuple(range(40)), 0, (0,))])
+    assert model.choices(40) == lowest_argmax(logits.contiguous())
+    # Every token the same: the lowest wins.
+    model._head.panels[:] = 0
+    given(model, [Segment((1, 2), 0, (0,))])
+    assert model.choices(2) == [0, 0]
+    # The last token alone is above the others.
+    model._head.bias[316] = 1.0
+    given(model, [Segment((1, 2), 0, (0,))])
+    assert model.choices(2) == [316, 316]
+    for damage in (float("nan"), float("inf")):
+        model._head.bias[200] = damage
+        given(model, [Segment((1, 2), 0, (0,))])
+        assert model.choices(2) == [NOTHING, NOTHING]
 
 
 def test_the_memory_plan_counts_what_is_allocated(make_weights: Any) -> None:

@@ -139,8 +139,8 @@ def test_finds_rows_that_depend_on_where_pages_lie(make_weights: MakeWeights) ->
     model: Any = made.model
     rows = model._rows
 
-    def swapped(segments: Sequence[Segment], count: int, threads: int) -> Any:
-        launch = rows(segments, count, threads)
+    def swapped(segments: Sequence[Segment], threads: int) -> Any:
+        launch = rows(segments, threads)
         pages = launch.pages
         if len(pages) > 1 and pages[1] != pages[0] + 1:
             pages[:2] = pages[1::-1].copy()
