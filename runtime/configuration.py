@@ -23,12 +23,14 @@ class Options:
     """How a runtime was opened; recovery opens the same again. ``pages`` are those that the pool got, since what a
     machine has free differs from day to day. ``eos_ids`` are those of an executor of the caller's own. The log goes
     on in a new file past ``segment_bytes``, and the oldest are deleted past ``keep_segments``. ``rollback``: the form
-    of recurrent state that was asked for. ``draft_depth``: most drafts a round of the executor's own drafter."""
+    of recurrent state that was asked for. ``draft_depth``: most drafts a round of the executor's own drafter.
+    ``draft_model``: the second model that drafts, by the name that was given. ``spec_fallback``: how
+    many times as fast as plain a round of ``goodput`` must be expected to be."""
 
     model: str = ""
     dtype: str = "bf16"
     draft: str = "lookup"
-    draft_len: int | str = "additive"
+    draft_len: int | str = "goodput"
     pages: int | None = None
     batch_max: int = 8
     context: int | None = None
@@ -38,6 +40,8 @@ class Options:
     keep_segments: int | None = None
     rollback: str | None = None
     draft_depth: int | None = None
+    draft_model: str | None = None
+    spec_fallback: float = 1.0
 
 
 def code_version() -> str:

@@ -26,6 +26,7 @@ def open_dense(
     threads: int | None,
     rollback: Rollback | None = None,
     learned: bool = False,
+    draft_model: str | None = None,
 ) -> Opened:
     """An executor over the model ``name``; arguments as for ``open_model``.
 
@@ -51,6 +52,10 @@ def open_dense(
     if isinstance(weights, HybridWeights) and not learned:
         weights = attrs.evolve(weights, config=attrs.evolve(weights.config, mtp=False))
     executor = _executor(weights, cast(DtypeName, dtype), sizes, rollback)
+    if draft_model is not None:
+        from txdecode.runtime.draft_models import paired
+
+        executor = paired(executor, weights, assets.tokenizer, draft_model, dtype)
     return Opened(
         executor,
         name,

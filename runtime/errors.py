@@ -16,6 +16,7 @@
       ├─ ExecutorFault                   a verb of the executor failed
       ├─ CapabilityMissing               the executor lacks what the configuration needs
       ├─ MemoryPlanRefused               the state does not fit into memory; see txdecode.kernels.capability
+      ├─ VocabularyMismatch              a draft model of other tokens; see txdecode.kernels.paired
       ├─ EventUndecodable                a record that this version cannot read
       ├─ InvalidDraftLength (ValueError)
       ├─ Divergence                      a log and its ledgers part; see txdecode.runtime.replay
@@ -26,6 +27,8 @@
       ├─ ExecutionRefused                a log that these kernels cannot run again; see the same
       ├─ PromiseBroken (AssertionError)  a check failed; see txdecode.runtime.testing
       ├─ TestExtraMissing (ImportError)  the state machine without hypothesis; see the same
+      ├─ NothingMeasured, MachineContended, OutputUnwritable, PeerMissing, PeerFailed: see runtime.bench.errors
+      ├─ SweepRefused, SweepUnwritable, PlotExtraMissing: see txdecode.runtime.sweep.errors
       ├─ TextError                       see txdecode.runtime.text_errors
       ├─ JournalError                    see txdecode.runtime.journal.errors
       └─ ModelError                      see txdecode.kernels.models.errors
@@ -35,7 +38,7 @@ from __future__ import annotations
 
 from txdecode.kernels.models.errors import ModelError
 from txdecode.runtime.journal.errors import JournalError
-from txdecode.runtime.policy.controllers import InvalidDraftLength
+from txdecode.runtime.policy.bounds import InvalidDraftLength
 from txdecode.runtime.text_errors import TextError
 from txdecode.state.errors import LedgerCorrupt, LedgerExhausted, TxDecodeError
 from txdecode.transactions.codec import EventUndecodable

@@ -25,6 +25,7 @@ class Stats:
     request got after the clip. Times are seconds: ``prefill_s`` of the launches that consumed its known
     tokens, ``decode_s`` of the steps that ran its rounds, ``host_s`` the part of those outside the executor.
     ``by_source``: tokens offered and accepted, by drafter; copies that extend learned drafts count for the host's.
+    ``decisions``: rounds by the reason for which ``goodput`` gave them their drafts.
     """
 
     prompt_tokens: int = 0
@@ -39,6 +40,7 @@ class Stats:
     decode_s: float = 0.0
     host_s: float = 0.0
     by_source: Mapping[str, tuple[int, int]] = attrs.Factory(dict)
+    decisions: Mapping[str, int] = attrs.Factory(dict)
 
     @property
     def tok_s(self) -> float:

@@ -50,7 +50,8 @@ class Intake:
         self.description = opened.executor.describe()
         self.drafts = opened.drafts
         self._draft_depth = options.draft_depth
-        self._controller = parse(options.draft_len)
+        self._fallback = options.spec_fallback
+        self._controller = parse(options.draft_len, self._fallback)
         self._driver = driver
         self._numbers = itertools.count()
         self._number_lock = threading.Lock()
@@ -132,7 +133,7 @@ class Intake:
     def _controller_for(self, draft_len: int | str | None) -> Controller:
         if self.drafter is None and not self.drafts:
             return Fixed(0)
-        return self._controller if draft_len is None else parse(draft_len)
+        return self._controller if draft_len is None else parse(draft_len, self._fallback)
 
     def _stream(self, stop: tuple[str, ...], after: int = 0) -> Stream:
         if stop and self.text is None:

@@ -115,6 +115,7 @@ class Loop:
     def _drive(self, launch: Launch) -> None:
         """Advance a launch to its end, or to where its program still runs, and act on every round that ends."""
         before = launch.open
+        settled = self._coordinator.device_ns["settle"]
         waited = False
         while not waited:
             polled = launch.ticket is not None
@@ -122,6 +123,11 @@ class Loop:
                 break
             waited = polled and launch.ticket is not None
         self._charge([launch])
+        if launch.done:
+            committed = [tx for tx in before if tx.ended_by is Signal.COMMITTED]
+            self._scheduler.planner.observe(
+                launch, committed, self._coordinator.device_ns["settle"] - settled
+            )
         for tx in before:
             if not tx.open:
                 request = self.requests.get(tx.request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import attrs
 
 from txdecode.runtime.configuration import Options, fingerprint, to_data
 from txdecode.runtime.drafters.composed import LEARNED_DEPTH
-from txdecode.runtime.drafters.prompt_lookup import PromptLookup
+from txdecode.runtime.drafters.spelling import is_spelled, learned_part, parse_draft
 from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.journal import SEGMENT_BYTES, FileStorage, Journal, JournalExists, OpenStorage
 from txdecode.runtime.journal.segments import list_segments, place_of
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 SEGMENT_BYTES_MIN = 1 << 12
 
 Durability = Literal["none", "write", "fsync"]
-
-LEARNED = frozenset({"executor", "mtp", "mtp+lookup"})
-"""Names of ``draft`` by which the executor's own drafter is used, alone or with a copying one of the host."""
 
 
 @attrs.frozen
@@ -53,7 +51,7 @@ def open_runtime(
     log: str | os.PathLike[str] | None = None,
     dtype: str = "bf16",
     draft: str | Drafter = "lookup",
-    draft_len: int | str = "additive",
+    draft_len: int | str = "goodput",
     pages: int | None = None,
     batch_max: int = 8,
     context: int | None = None,
@@ -69,6 +67,8 @@ def open_runtime(
     keep_segments: int | None = None,
     rollback: str | None = None,
     draft_depth: int | None = None,
+    draft_model: str | os.PathLike[str] | Executor | None = None,
+    spec_fallback: float = 1.0,
     storage: OpenStorage = FileStorage,
 ) -> Runtime:
     """Open a runtime.
@@ -77,11 +77,18 @@ def open_runtime(
     your own (then ``text`` and ``eos_ids`` are yours to give, and ``dtype``, ``pages``, ``batch_max``, ``context``
     and ``threads`` are not used). ``log``: path of the event log; an existing file is refused unless ``overwrite``.
     ``durability``: what publishing waits for (``none``, ``write``, ``fsync``). ``dtype``: ``bf16`` or ``fp32``.
-    ``draft``: ``lookup``, ``none``, ``executor`` (its own drafter; ``mtp`` is the same), ``mtp+lookup`` (both: a
-    copy with a long match replaces what the model drafts, another may follow it) or a ``Drafter``. ``draft_depth``:
-    most drafts a round of the model's own drafter, for an executor that is driven verb by verb (3 with copies, else
-    all). ``draft_len``: 0 to 15, ``additive`` or ``additive:CAP``. ``pages``: KV pages in the pool. ``batch_max``:
-    most requests that decode together. ``context``: most tokens of a request. ``observer`` is told of every phase
+    ``draft``: ``none``; ``lookup`` (copies what followed the last 3, 2 or 1 tokens earlier; ``lookup:MIN`` where
+    MIN agree), ``suffix`` (the same with matches of any length; ``suffix:MIN``), ``shared`` (what followed them in
+    other requests), ``lookup+shared`` and ``suffix+shared`` (the longer match); ``mtp`` (the executor's own
+    drafter; ``executor`` is the same), ``model`` (``draft_model``), one of these two with copies, ``mtp+lookup``
+    say (a copy with a long match replaces what the model drafts, another may follow it); or a ``Drafter``.
+    ``draft_model``: a model beside ``model`` with the same vocabulary, ``first:N`` for its own first N layers, or,
+    where ``model`` is an ``Executor``, another one. ``draft_depth``: most drafts a round of the model's own
+    drafter, for an executor that is driven verb by verb (3 with copies, else all). ``draft_len``: 0 to 15,
+    ``goodput`` (as many as are expected to pay), ``additive``, or one of these with
+    ``:CAP``. ``spec_fallback``: how many times as fast as plain a round of ``goodput`` must be expected to be, else
+    it is plain. ``pages``: KV pages in the pool. ``batch_max``: most requests that decode
+    together. ``context``: most tokens of a request. ``observer`` is told of every phase
     transition; ``paranoid`` compares device audits after every rollback. ``audit_every``: after so many rounds of a
     request its device state is recorded, as digests by layer and page, column or ring; with ``paranoid`` by row
     too, and it is computed again from the tokens and compared where the pools have room for it (0: never).
@@ -94,18 +101,20 @@ def open_runtime(
     """
     from txdecode.runtime.runtime import Runtime
 
-    parse(draft_len)
+    check_ratio("spec_fallback", spec_fallback)
+    parse(draft_len, spec_fallback)
     check_count("audit_every", audit_every, 0)
     check_count("segment_bytes", segment_bytes, SEGMENT_BYTES_MIN)
     if keep_segments is not None:
         check_count("keep_segments", keep_segments, 1)
     if draft_depth is not None:
         check_count("draft_depth", draft_depth, 1)
-        if not (isinstance(draft, str) and draft in LEARNED):
+        if not learned_part(draft):
             raise InvalidRequest(
                 f"draft_depth limits the model's own drafter, which draft={draft!r} does not use; leave it out, "
                 f"or draft with 'mtp'"
             )
+    check_draft_model(model, draft, draft_model)
     if durability not in get_args(Durability):
         raise InvalidRequest(
             f"durability must be one of {', '.join(get_args(Durability))}, found {durability!r}"
@@ -116,7 +125,17 @@ def open_runtime(
             if segment.size:
                 raise JournalExists(segment.path, segment.size)
     opened = open_model(
-        model, dtype, draft, pages, batch_max, context, threads, text, frozenset(eos_ids), rollback
+        model,
+        dtype,
+        draft,
+        pages,
+        batch_max,
+        context,
+        threads,
+        text,
+        frozenset(eos_ids),
+        rollback,
+        draft_model=draft_model,
     )
     description = opened.executor.describe()
     if draft_depth is not None and description.capabilities.fused:
@@ -124,7 +143,8 @@ def open_runtime(
             f"executor '{description.name}' is fused and drafts as deep as its rounds are wide; leave draft_depth "
             f"out, or lower draft_len"
         )
-    if draft == "mtp+lookup" and draft_depth is None and not description.capabilities.fused:
+    composed = isinstance(draft, str) and parse_draft(draft).composed
+    if composed and draft_depth is None and not description.capabilities.fused:
         draft_depth = LEARNED_DEPTH
     pooled = of_kind(description.groups, "pages")
     options = Options(
@@ -141,6 +161,8 @@ def open_runtime(
         keep_segments,
         rollback,
         draft_depth,
+        _name_of(draft_model),
+        float(spec_fallback),
     )
     journal = None
     if log is not None:
@@ -173,6 +195,12 @@ def check_count(name: str, value: object, least: int) -> None:
         raise InvalidRequest(f"{name} must be an integer of at least {least}, found {value!r}")
 
 
+def check_ratio(name: str, value: object) -> None:
+    """Raises ``InvalidRequest`` unless ``value`` is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InvalidRequest(f"{name} must be a finite number above 0, found {value!r:.80}")
+
+
 def open_model(
     model: str | os.PathLike[str] | Executor,
     dtype: str = "bf16",
@@ -185,48 +213,95 @@ def open_model(
     eos_ids: frozenset[int] = frozenset(),
     rollback: str | None = None,
     learned: bool | None = None,
+    draft_model: str | os.PathLike[str] | Executor | None = None,
 ) -> Opened:
     """The executor with tokenizer and drafter; arguments as for ``open_runtime``.
 
     ``learned``: whether a model's executor keeps the state of the model's own drafter; by default where ``draft``
-    uses it, since every commit pays for that state.
+    uses it, since every commit pays for that state. The state of a ``draft_model`` is kept wherever one is given.
     """
+    spelled = parse_draft(draft) if isinstance(draft, str) else None
     if rollback is not None and rollback not in ROLLBACKS:
         raise InvalidRequest(f"rollback must be one of {', '.join(ROLLBACKS)}, found {rollback!r}")
     if not isinstance(model, str | os.PathLike):
-        opened = Opened(model, model.describe().name, text, eos_ids)
+        opened = Opened(_with_drafter(model, draft_model), model.describe().name, text, eos_ids)
     else:
         if learned is None:
-            learned = isinstance(draft, str) and draft in LEARNED
-        opened = _open_dense(os.fspath(model), dtype, pages, batch_max, context, threads, rollback, learned)
+            learned = learned_part(draft) == "executor"
+        opened = _open_dense(
+            os.fspath(model),
+            dtype,
+            pages,
+            batch_max,
+            context,
+            threads,
+            rollback,
+            learned,
+            _name_of(draft_model),
+        )
     description = opened.executor.describe()
     if rollback is not None and not of_kind(description.groups, "column"):
         raise InvalidRequest(
             f"rollback '{rollback}' is a form of recurrent state, and '{opened.name}' has none; leave it out"
         )
     check_binding(description, rollback)
-    if not isinstance(draft, str):
+    if spelled is None:
         name = getattr(draft, "name", None)
         if not isinstance(name, str) or not name.isprintable():
             raise InvalidRequest(f"draft must be a name or a Drafter with a printable name, found {draft!r}")
-        if name == "none" or name in LEARNED:
+        if is_spelled(name):
             raise InvalidRequest(f"a Drafter must not be named '{name}', which means something else in a log")
+        assert not isinstance(draft, str)
         return attrs.evolve(opened, drafter=draft)
-    if draft == "lookup":
-        return attrs.evolve(opened, drafter=PromptLookup())
-    if draft in LEARNED:
-        if not description.capabilities.drafts:
-            raise InvalidRequest(
-                f"draft '{draft}' needs an executor that drafts, and '{description.name}' has no drafter of its own; "
-                f"use 'lookup'"
-            )
-        return attrs.evolve(opened, drafts=True, drafter=PromptLookup() if draft == "mtp+lookup" else None)
-    if draft != "none":
+    if spelled.learned and not description.capabilities.drafts:
         raise InvalidRequest(
-            f"draft must be 'lookup', 'none', a Drafter, or, for an executor that drafts, 'mtp', 'mtp+lookup' or "
-            f"'executor'; found '{draft}'"
+            f"draft '{draft}' needs an executor that drafts, and '{description.name}' has no drafter of its own; "
+            f"use 'lookup'"
         )
-    return opened
+    return attrs.evolve(opened, drafts=bool(spelled.learned), drafter=spelled.host())
+
+
+def check_draft_model(
+    model: str | os.PathLike[str] | Executor,
+    draft: str | Drafter,
+    draft_model: str | os.PathLike[str] | Executor | None,
+) -> None:
+    """A second model is given where one is to draft, and only there, and of the kind of the first. Raises
+    ``InvalidRequest``."""
+    named = isinstance(model, str | os.PathLike)
+    drafting = learned_part(draft) == "model"
+    if draft_model is None:
+        if drafting and named:
+            raise InvalidRequest(
+                f"draft={draft!r} needs the model that drafts; give draft_model= a folder, a .gguf file, a name, or "
+                f"'first:10' for the first 10 layers of the model itself"
+            )
+        return
+    if not drafting:
+        raise InvalidRequest(
+            f"draft_model is the model that drafts, which draft={draft!r} does not use; leave it out, or draft with "
+            f"'model'"
+        )
+    if isinstance(draft_model, str | os.PathLike) != named:
+        kinds = ("a name or path", "an Executor")
+        raise InvalidRequest(
+            f"draft_model must be {kinds[0 if named else 1]} where model is, found {draft_model!r:.80}"
+        )
+
+
+def _name_of(draft_model: str | os.PathLike[str] | Executor | None) -> str | None:
+    if draft_model is None or isinstance(draft_model, str | os.PathLike):
+        return None if draft_model is None else os.fspath(draft_model)
+    return draft_model.describe().name
+
+
+def _with_drafter(model: Executor, draft_model: str | os.PathLike[str] | Executor | None) -> Executor:
+    """A caller's executor with the one that drafts for it; where a log has a name alone, the caller's has both."""
+    if draft_model is None or isinstance(draft_model, str | os.PathLike):
+        return model
+    from txdecode.kernels.paired_executor import PairedExecutor
+
+    return PairedExecutor(model, draft_model)
 
 
 def _open_dense(
@@ -238,11 +313,12 @@ def _open_dense(
     threads: int | None,
     rollback: Rollback | None,
     learned: bool,
+    draft_model: str | None,
 ) -> Opened:
     # Only here does the runtime touch torch: replay and inspection must not load it.
     from txdecode.runtime.dense import open_dense
 
-    return open_dense(name, dtype, pages, batch_max, context, threads, rollback, learned)
+    return open_dense(name, dtype, pages, batch_max, context, threads, rollback, learned, draft_model)
 
 
 def drafter_named(name: str, supplied: Any) -> str | Drafter:
@@ -250,4 +326,4 @@ def drafter_named(name: str, supplied: Any) -> str | Drafter:
     if supplied is not None:
         drafter: str | Drafter = supplied
         return drafter
-    return name if name in ("lookup", "none") or name in LEARNED else "none"
+    return name if is_spelled(name) else "none"

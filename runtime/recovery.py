@@ -10,9 +10,10 @@ from typing import Any
 import attrs
 
 from txdecode.runtime.configuration import Options, differing, fingerprint
+from txdecode.runtime.drafters.spelling import learned_part
 from txdecode.runtime.errors import EventUndecodable, InvalidRequest, RecoveryRefused
 from txdecode.runtime.journal import FileStorage, Header, Journal, OpenStorage, Record, read_header
-from txdecode.runtime.opening import LEARNED, Durability, Opened, drafter_named, open_model
+from txdecode.runtime.opening import Durability, Opened, drafter_named, open_model
 from txdecode.runtime.replay import Folder, options_of
 from txdecode.runtime.request import Parameters
 from txdecode.runtime.runtime import Runtime
@@ -34,6 +35,7 @@ def recover_runtime(
     model: str | os.PathLike[str] | Executor | None = None,
     *,
     draft: str | Drafter | None = None,
+    draft_model: str | os.PathLike[str] | Executor | None = None,
     text: Any = None,
     eos_ids: Sequence[int] | None = None,
     threads: int | None = None,
@@ -48,7 +50,7 @@ def recover_runtime(
     A torn tail is cut off. What was committed stays; the rest is decoded with the same text as if nothing had
     happened. ``Runtime.handles`` has the unfinished requests by number; their ``result`` is whole, from the first
     generated token on. Everything is opened as the log's header says unless given here; an executor, a tokenizer
-    (``text``) and a drafter of your own must be given again.
+    (``text``) and a drafter of your own must be given again, and so must a ``draft_model`` that is an executor.
 
     Raises ``JournalError`` for a log that is damaged or of another kind, ``RecoveryRefused`` where the model,
     the state groups or the numerics differ, ``Divergence`` where the log contradicts itself, ``TextUnavailable``
@@ -70,7 +72,8 @@ def recover_runtime(
         frozenset(options.eos_ids if eos_ids is None else eos_ids),
         options.rollback,
         # The log's state groups, whatever drafts from here on.
-        options.draft in LEARNED or None,
+        learned_part(options.draft) == "executor" or None,
+        options.draft_model if draft_model is None else draft_model,
     )
     _check_same(header, opened, options)
     folder = Folder(header, path)

@@ -2,7 +2,8 @@
 
 The line has, in this order: ``request``, ``finish``, ``drafter`` (name, or none), ``rounds`` (all committed
 rounds), ``drafted`` (tokens offered), ``accepted``, ``plain_steps`` (rounds in which nothing was offered),
-``emitted``, ``fallback`` (why the drafter was left out or failed, or none). It goes through structlog into the
+``emitted``, ``fallback`` (why the drafter was left out or failed, or none), ``decisions`` (rounds by the reason for
+which ``goodput`` gave them their drafts, or none). It goes through structlog into the
 standard logger ``txdecode`` at level INFO, so a program that configures nothing sees nothing.
 """
 
@@ -38,6 +39,8 @@ def spec_line(request: Request, drafter: str, finish: str) -> None:
         plain_steps=request.plain_steps,
         emitted=len(request.ids),
         fallback=request.fallback,
+        decisions=",".join(f"{reason}:{count}" for reason, count in sorted(request.reasons.items()))
+        or "none",
     )
 
 

@@ -8,9 +8,12 @@ from typing import Any, Protocol
 
 import attrs
 
-from txdecode.runtime.drafters.composed import extension, replacement
+from txdecode.runtime.drafters.composed import Copied, extension, matches, replacement, source_of
 from txdecode.runtime.handle import Finish, Handle, Result, Stats
 from txdecode.runtime.policy.controllers import Controller
+from txdecode.runtime.policy.decision import Decision
+from txdecode.runtime.policy.goodput import Goodput, bucket
+from txdecode.runtime.policy.planning import Planned
 from txdecode.runtime.sampling import Sampling
 from txdecode.state.rng import LAWS, ROLES_OF_LAW
 from txdecode.transactions.clip import ClipRules
@@ -113,6 +116,14 @@ class Request:
     decode_ns: int = 0
     device_ns: int = 0
     by_source: dict[str, tuple[int, int]] = attrs.Factory(dict)
+    planned: Planned | None = None
+    decision: Decision | None = None
+    reasons: dict[str, int] = attrs.Factory(dict)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anybody drafts for it."""
+        return self.drafter is not None or self.learned
 
     def submitted(self, now_us: int) -> RequestSubmitted:
         """The event that makes this request known."""
@@ -162,18 +173,56 @@ class Request:
         """Ask the host drafter what comes after the executor's drafts."""
         return self._asked(lambda drafter: extension(drafter, self.id, count, drafts), count)
 
+    def copies(self, count: int, after: tuple[int, ...] = ()) -> tuple[Proposal, int]:
+        """What the host drafter would copy after the known tokens and ``after``, and how many tokens its match has; 0
+        where it does not say."""
+        length = 0
+
+        def ask(drafter: Drafter) -> Sequence[Any]:
+            nonlocal length
+            if not matches(drafter):
+                return () if after else drafter.propose(self.id, count)
+            copy = drafter.match(self.id, count, after)
+            length = copy.length
+            return Copied(copy.tokens, copy.source)
+
+        return self._asked(ask, count), length
+
+    def cut(self, count: int) -> Proposal:
+        """The copies that were planned, as far as there is room."""
+        assert self.planned is not None
+        copies = self.planned.copies
+        return copies if len(copies.tokens) <= count else attrs.evolve(copies, tokens=copies.tokens[:count])
+
+    def extend_cut(self, drafts: tuple[int, ...], count: int) -> Proposal:
+        """Copies after the executor's drafts, as many as pay."""
+        assert isinstance(self.controller, Goodput)
+        copies, length = self.copies(count, drafts)
+        if not copies.tokens:
+            return NO_PROPOSAL
+        # What follows drafts is another source than what follows the text.
+        key = f"+{copies.source}", bucket(length)
+        kept = self.controller.extend(self.id, key, len(drafts), len(copies.tokens))
+        self.decision = self.controller.state(self.id).decision
+        return attrs.evolve(copies, tokens=copies.tokens[:kept]) if kept else NO_PROPOSAL
+
+    def decided(self) -> tuple[int, ...]:
+        """The decision of the round under way, for its record."""
+        return () if self.decision is None else self.decision.ids()
+
     def _asked(self, ask: Callable[[Drafter], Sequence[Any]], count: int) -> Proposal:
         drafter = self.drafter
         if drafter is None:
             return NO_PROPOSAL
         try:
             # Array libraries have integers of their own, which the log could not hold.
-            tokens = tuple(int(index(token)) for token in ask(drafter))
+            answer = ask(drafter)
+            tokens = tuple(int(index(token)) for token in answer)
             if len(tokens) > count:
                 raise ValueError(f"{len(tokens)} tokens proposed, at most {count} asked")
             if not all(0 <= token < self.vocab_size for token in tokens):
                 raise ValueError(f"an id outside 0..{self.vocab_size - 1} proposed")
-            return Proposal(tokens, drafter.name) if tokens else NO_PROPOSAL
+            return Proposal(tokens, source_of(answer, drafter)) if tokens else NO_PROPOSAL
         except Exception as error:
             self._drafter_failed(error, DRAFT_FAULTS_MAX)
             return NO_PROPOSAL
@@ -195,7 +244,13 @@ class Request:
             self._count_sources(proposal, accepted)
         else:
             self.plain_steps += 1
-        self.controller.observe(self.id, offered, accepted)
+        if isinstance(self.controller, Goodput):
+            self.controller.observe(self.id, offered, accepted, proposal.copied)
+            if self.decision is not None:
+                reason = self.decision.reason
+                self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        else:
+            self.controller.observe(self.id, offered, accepted)
 
     def _count_sources(self, proposal: Proposal, accepted: int) -> None:
         first, last = proposal.source, ""
@@ -247,6 +302,7 @@ class Request:
             self.decode_ns / 1e9,
             (self.decode_ns - self.device_ns) / 1e9,
             dict(self.by_source),
+            dict(self.reasons),
         )
 
     def result(self, finish: Finish) -> Result:

@@ -18,10 +18,12 @@ from txdecode.runtime.journal import NullJournal, RecordLog
 from txdecode.runtime.journal.format import PAYLOAD_MAX
 from txdecode.runtime.loop import Loop
 from txdecode.runtime.opening import Opened
+from txdecode.runtime.policy.planning import Planner
 from txdecode.runtime.report import warn
 from txdecode.runtime.request import Parameters, Request
 from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.scheduler import Scheduler
+from txdecode.runtime.sweep.store import costs_for
 from txdecode.state.ledgers import Ledgers
 from txdecode.transactions.binding import check_binding
 from txdecode.transactions.codec import Framed
@@ -64,7 +66,11 @@ class Runtime:
             executor, Store(self.ledgers, self.log), time.perf_counter_ns, observer, paranoid, audit_every
         )
         self._residency = Residency(self._coordinator)
-        self._scheduler = Scheduler(self._coordinator, self._residency)
+        self._scheduler = Scheduler(
+            self._coordinator,
+            self._residency,
+            Planner(description, lambda: costs_for(description), self._note_costs),
+        )
         self._intake = Intake(opened, self.options, self)
         self._loop = Loop(self._coordinator, self._residency, self._scheduler, self._intake)
         self._requests = self._loop.requests
@@ -166,6 +172,9 @@ class Runtime:
         """Append a note to the log."""
         self._coordinator.store.note(event)
 
+    def _note_costs(self, data: dict[str, Any]) -> None:
+        self.note(RuntimeNote("costs", data))
+
     def start_at(self, number: int) -> None:
         """Number of the next request."""
         self._intake.start_at(number)
@@ -194,6 +203,11 @@ class Runtime:
             self._wake.notify_all()
 
     # The loop.
+
+    @property
+    def device_ns(self) -> dict[str, int]:
+        """Nanoseconds spent in the executor so far, by verb; host drafters count under ``draft``."""
+        return {"prefill": self._residency.prefill_ns, **self._coordinator.device_ns}
 
     @property
     def serving(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TypeVar
 
+from txdecode.runtime.policy.planning import Planner
 from txdecode.runtime.report import info
 from txdecode.runtime.request import Request
 from txdecode.state.errors import LedgerExhausted
@@ -26,9 +27,10 @@ _BY_AGE = attrgetter("id")
 class Scheduler:
     """Waiting and running requests, both oldest first."""
 
-    def __init__(self, coordinator: Coordinator, residency: Residency) -> None:
+    def __init__(self, coordinator: Coordinator, residency: Residency, planner: Planner) -> None:
         self.coordinator = coordinator
         self.residency = residency
+        self.planner = planner
         self.ledgers = coordinator.store.ledgers
         self.pools = coordinator.store.pools
         self.description = coordinator.description
@@ -136,6 +138,7 @@ class Scheduler:
     def begin_batches(self) -> list[Launch]:
         """Begin a round for every request that is ready: one launch for all, and one of its own for each
         request whose launches failed before."""
+        self._plan()
         together: list[Transaction] = []
         alone: list[Transaction] = []
         for request in list(self.running):
@@ -150,12 +153,34 @@ class Scheduler:
             (alone if request.faults else together).append(tx)
         return [self.coordinator.open(txs) for txs in (together, *([tx] for tx in alone)) if txs]
 
+    def _plan(self) -> None:
+        """Decide what the requests that are ready will ask for: those of a launch together."""
+        ready = [
+            request
+            for request in self.running
+            if self.ledgers.tokens.sequences[request.id].ready and not self.coordinator.in_flight(request.id)
+        ]
+        together = [request for request in ready if not request.faults]
+        for group in (together, *([request] for request in ready if request.faults)):
+            if any(request.drafts for request in group):
+                self.planner.plan([self._bounds(request) for request in group])
+
+    def _bounds(self, request: Request) -> tuple[Request, int, int]:
+        """With the most drafts of the next round, and the context."""
+        state = self.ledgers.tokens.sequences[request.id]
+        # The first round after the prompt has width one: it is the last prompt row.
+        if not state.generated:
+            return request, 0, state.consumed
+        most = min(request.budget - len(state.generated), self.description.rows_max) - 1
+        return request, most, state.consumed
+
     def _begin(self, request: Request) -> Transaction:
         state = self.ledgers.tokens.sequences[request.id]
         left = request.budget - len(state.generated)
-        # The first round after the prompt has width one: it is the last prompt row.
         drafts = 0
-        if state.generated and (request.drafter is not None or request.learned):
+        if request.planned is not None:
+            drafts = request.planned.drafts
+        elif state.generated and request.drafts:
             drafts = min(request.controller.next(request.id), left - 1, self.description.rows_max - 1)
         while True:
             try:
@@ -168,9 +193,16 @@ class Scheduler:
 
     def _ask(self, request: Request, drafts: int, left: int) -> Ask:
         rules, target = request.rules(left), request.target_now()
+        decided = None if request.decision is None else request.decided
+        planned = request.planned
+        if planned is not None and not planned.depth:
+            return Ask(request.id, drafts, rules, request.cut, target, decision=decided)
+        if planned is not None:
+            extend = None if request.drafter is None else request.extend_cut
+            return Ask(request.id, drafts, rules, None, target, extend, planned.depth, decided)
         if not request.learned:
             # Without a drafter of the host the executor is asked only where it was chosen: it may have one too.
-            return Ask(request.id, drafts, rules, request.propose, target)
+            return Ask(request.id, drafts, rules, request.propose, target, decision=decided)
         composed = request.drafter is not None
         return Ask(
             request.id,
@@ -180,4 +212,5 @@ class Scheduler:
             target,
             request.extend if composed else None,
             request.draft_depth,
+            decided,
         )

@@ -78,10 +78,11 @@ class RoundCommitted(Event, array_like=True, frozen=True):
     journal was opened, draft, verify, accept; replay ignores them. ``logprobs`` has one entry an emitted token
     where the request wants them: token, raw, target, pairs of the likeliest by either. The last ``copied`` drafts
     were appended by the host to those of the executor's drafter: ``source`` names both then, and ``law`` is of the
-    drafts before them."""
+    drafts before them. ``decision``: what the draft-length controller decided and by what, as numbers; empty where
+    none was asked."""
 
     NUMBER = 4
-    VERSION = 3
+    VERSION = 4
     request: int
     epoch: int
     ordinal: int
@@ -102,6 +103,7 @@ class RoundCommitted(Event, array_like=True, frozen=True):
     digests: bytes = b""
     logprobs: tuple[TokenLogprobs, ...] = ()
     copied: int = 0
+    decision: Ids = ()
 
 
 class RoundRolledBack(Event, array_like=True, frozen=True):

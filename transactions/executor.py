@@ -311,10 +311,12 @@ class Drafter(Protocol):
 
 @attrs.frozen
 class Copy:
-    """Tokens that followed an earlier occurrence of a context, and how many tokens of the context that was."""
+    """Tokens that followed an earlier occurrence of a context, and how many tokens of the context that was.
+    ``source`` names the drafter in the log where the one that was asked asks others."""
 
     tokens: tuple[int, ...] = ()
     length: int = 0
+    source: str = ""
 
 
 class MatchingDrafter(Drafter, Protocol):

@@ -38,6 +38,7 @@ def round_committed(ledgers: Ledgers, launch: Launch, tx: Transaction, now: int)
         (now, *launch.times),
         logprobs=tx.logprobs,
         copied=proposal.copied,
+        decision=() if tx.ask.decision is None else tx.ask.decision(),
     )
 
 

@@ -24,7 +24,7 @@ class Ask:
     host drafter: it must not fail and keeps to the count it is given; ``None`` where there is none, or as its answer,
     leaves the round to the executor's drafter, which is asked for at most ``depth`` drafts (all of them).
     ``extend(drafts, count)`` is what the host expects after those, under the same rules. ``target`` is how the tokens
-    are chosen."""
+    are chosen. ``decision()``: what the record is to say of how the number of drafts was chosen."""
 
     request: int
     drafts: int
@@ -33,6 +33,7 @@ class Ask:
     target: Target = GREEDY
     extend: Callable[[Ids, int], Proposal] | None = None
     depth: int | None = None
+    decision: Callable[[], Ids] | None = None
 
 
 @attrs.define

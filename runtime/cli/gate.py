@@ -17,6 +17,7 @@ from txdecode.runtime.cli.options import (
     threads_option,
 )
 from txdecode.runtime.cli.render import Progress, print_json, print_table
+from txdecode.runtime.gates.baseline import BaselineReport
 from txdecode.runtime.gates.lossless import LosslessReport, lossless_gate
 from txdecode.runtime.gates.prompts import BUILT_IN, CODE_PROMPTS, read_prompts
 from txdecode.runtime.opening import open_model
@@ -125,6 +126,105 @@ def lossless(
     else:
         _print_lossless(report)
     _verdict("lossless", report.passed, quiet=as_json)
+
+
+@gate.command()
+@model_option
+@dtype_option
+@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Prompts of your own.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=2), default=48, show_default=True, help="Cap every budget."
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many prompts.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each engine."
+)
+@click.option(
+    "--tie",
+    type=click.FloatRange(min=0),
+    metavar="MARGIN",
+    help="Largest margin of the reference's logits that is a tie (default: 0.001 in fp32, 0.5 in bf16).",
+)
+@click.option(
+    "--at-least", type=click.FloatRange(min=0), metavar="R", help="Fail where we are not R times as fast."
+)
+@click.option(
+    "--python-llama",
+    metavar="PATH",
+    help="An interpreter that has llama-cpp-python: llama.cpp is compared too, on the same weights in bf16.",
+)
+@threads_option
+@json_option
+def baseline(
+    model: str,
+    dtype: str,
+    prompts: Path | None,
+    max_tokens: int,
+    limit: int | None,
+    repeats: int,
+    tie: float | None,
+    at_least: float | None,
+    python_llama: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Check plain decoding against other engines on the same weights.
+
+    transformers reads our greedy text in fp32 and must find every token likeliest, or as likely as the likeliest to
+    within a tie; its own generate, and llama.cpp's where --python-llama is given, say how fast others are. The
+    weights are the model's own, rounded as ours are. Needs transformers: pip install 'txdecode[test]'.
+    """
+    from txdecode.runtime.gates.baseline_run import run_baseline
+
+    given = None if prompts is None else read_prompts(prompts)
+    progress = Progress("gate baseline")
+    try:
+        opened = open_model(model, dtype, "none", threads=threads, batch_max=1)
+        chats = opened.text is not None and opened.text.has_chat
+        report = run_baseline(
+            opened,
+            (given or (BUILT_IN if chats else CODE_PROMPTS))[:limit],
+            dtype=dtype,
+            threads=threads,
+            python_llama=python_llama,
+            tie=tie,
+            at_least=at_least,
+            max_tokens=max_tokens,
+            repeats=repeats,
+            progress=progress,
+        )
+    finally:
+        progress.close()
+    if as_json:
+        print_json({**attrs.asdict(report), "ratios": report.ratios, "passed": report.passed})
+    else:
+        _print_baseline(report)
+    _verdict("baseline", report.passed, quiet=as_json)
+
+
+def _print_baseline(report: BaselineReport) -> None:
+    rows = []
+    for case in report.cases:
+        first = "-" if case.first is None else f"token {case.first.index}, margin {case.first.margin:.3g}"
+        rows.append(
+            (case.prompt, case.engine, case.tokens, case.differing, first, f"{case.worst:.3g}")
+            + (
+                "yes" if case.same else "NO",
+                f"{case.tok_s:.1f}",
+                f"{case.engine_tok_s:.1f}",
+                f"{case.ratio:.2f}",
+            )
+        )
+    print_table(
+        ("prompt", "engine", "tokens", "differing", "first", "worst margin", "same")
+        + ("our tok/s", "their tok/s", "ratio"),
+        rows,
+    )
+    for name, ratio in report.ratios.items():
+        word = f", below {report.at_least:g}" if name in report.slow else ""
+        click.echo(f"median over prompts against {name}: {ratio:.2f} times as fast{word}")
+    for line in report.absent:
+        click.echo(f"left out: {line}")
 
 
 def _print_lossless(report: LosslessReport) -> None:

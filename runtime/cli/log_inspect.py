@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from txdecode.runtime.errors import EventUndecodable, JournalError
 from txdecode.runtime.export import event_data
 from txdecode.runtime.journal import Damage, Header, Record, TornTail, scan
 from txdecode.runtime.journal.format import UnfinishedRotation
+from txdecode.runtime.policy.decision import read
 from txdecode.runtime.replay import Divergence, Folder, NotInLog
 from txdecode.runtime.watch import CellChange, Watch
 from txdecode.state.digest import LEDGERS
@@ -167,7 +168,11 @@ def _print_entry(data: dict[str, Any]) -> None:
             body = click.style(data["undecodable"], fg="red")
         else:
             event = data.get("event", {})
-            body = " ".join(f"{name}={_short(value)}" for name, value in event.items() if name not in _HIDDEN)
+            body = " ".join(
+                f"{name}={_short(_decision(value) if name == 'decision' else value)}"
+                for name, value in event.items()
+                if name not in _HIDDEN
+            )
         click.echo(f"{data['sequence']:>7}  {data['name']:<18} {body}")
         _print_changes(data.get("changes", ()))
     else:
@@ -181,6 +186,12 @@ def _print_changes(changes: Any) -> None:
         click.echo(f"         {change['field']} {change['key'][0]}[{change['key'][1]}]: {before} -> {after}")
     if len(changes) > _CHANGES_SHOWN:
         click.echo(f"         and {len(changes) - _CHANGES_SHOWN} more cells (all with --json)")
+
+
+def _decision(ids: Sequence[int]) -> str:
+    """A draft-length decision for people."""
+    said = read(tuple(ids))
+    return ",".join(f"{name}:{value}" for name, value in said.items()) or "none"
 
 
 def _short(value: object) -> str:

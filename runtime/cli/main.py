@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
+from txdecode.runtime.cli.bench import bench
 from txdecode.runtime.cli.demo import demo
 from txdecode.runtime.cli.describe import describe
 from txdecode.runtime.cli.gate import gate
 from txdecode.runtime.cli.log import log
 from txdecode.runtime.cli.replay import replay_command
 from txdecode.runtime.cli.run import run
+from txdecode.runtime.cli.sweep import sweep_command
 from txdecode.runtime.configuration import code_version
 from txdecode.state.errors import TxDecodeError
 
@@ -55,5 +57,5 @@ def main(verbose: bool) -> None:
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 
 
-for command in (run, describe, replay_command, log, gate, demo):
+for command in (run, describe, replay_command, log, gate, demo, bench, sweep_command):
     main.add_command(command)

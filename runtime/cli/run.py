@@ -40,25 +40,42 @@ _INTERRUPTED = 130
 @dtype_option
 @click.option(
     "--draft",
-    type=click.Choice(["none", "lookup", "mtp", "mtp+lookup"]),
     default="lookup",
     show_default=True,
-    help="Who drafts: nobody, a copy of what followed the last words earlier in the text, the model's own MTP "
-    "layer, or that and copies.",
+    metavar="WHO",
+    help="Who drafts: none; copies of what followed the last words earlier in the text (lookup, or suffix with "
+    "matches of any length; lookup:2, suffix:4 and so on where so many tokens must agree), in other requests "
+    "(shared), or both (lookup+shared, suffix+shared); mtp, the model's own MTP layer; model, that of "
+    "--draft-model; or one of these two with copies (mtp+lookup, model+suffix).",
+)
+@click.option(
+    "--draft-model",
+    metavar="MODEL|first:N",
+    help="The model that drafts, with --draft model: a name, folder or file as for --model, of the same "
+    "vocabulary, or the first N layers of the model itself.",
 )
 @click.option(
     "--draft-depth",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most drafts a round of the MTP layer; copies may follow them. Default: 3 with copies, else all of "
-    "--draft-len.",
+    help="Most drafts a round of the MTP layer or draft model; copies may follow them. Default: 3 with copies, else "
+    "all of --draft-len.",
 )
 @click.option(
     "--draft-len",
-    default="additive",
+    default="goodput",
     show_default=True,
-    metavar="N|additive",
-    help="Draft tokens a round: a number from 0 to 15, or a controller that adapts.",
+    metavar="N|goodput|additive",
+    help="Draft tokens a round: a number from 0 to 15, as many as are expected to pay (goodput), or more after "
+    "drafts that were right and fewer after others (additive); goodput:CAP and additive:CAP have at most CAP.",
+)
+@click.option(
+    "--spec-fallback",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="With goodput, a round has no drafts unless they are expected to make it X times as fast.",
 )
 @click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to generate.")
 @click.option(
@@ -87,8 +104,10 @@ def run(
     model: str,
     dtype: str,
     draft: str,
+    draft_model: str | None,
     draft_depth: int | None,
     draft_len: str,
+    spec_fallback: float,
     max_tokens: int,
     stop: tuple[str, ...],
     sampling: Sampling,
@@ -115,15 +134,17 @@ def run(
     The JSON object has ids, text, finish (stop, length or cancelled), seed and law (null when greedy), logprobs
     (null, or for each token its id, text, raw and target log-probability, and the alternatives to both), log (path
     or null) and stats: counts (rounds includes plain_steps, the rounds in which nothing was drafted; by_source has
-    the drafts offered and accepted by drafter) and times in seconds.
+    the drafts offered and accepted by drafter, decisions the rounds by goodput's reason) and times in seconds.
     """
     text = read_prompt(prompt, prompt_file)
     with Runtime.open(
         model,
         dtype=dtype,
         draft=draft,
+        draft_model=draft_model,
         draft_depth=draft_depth,
         draft_len=draft_length(draft_len),
+        spec_fallback=spec_fallback,
         log=log,
         overwrite=overwrite,
         audit_every=audit_every,
@@ -231,6 +252,7 @@ def result_data(result: Result, log: Path | None, token_text: Callable[[int], st
         "stats": {
             **{name: counted[name] for name in names},
             "by_source": {name: list(counts) for name, counts in stats.by_source.items()},
+            "decisions": dict(stats.decisions),
             "tok_s": stats.tok_s,
             "host_share": stats.host_share,
         },

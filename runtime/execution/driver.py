@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from txdecode.runtime.drafters.prompt_lookup import PromptLookup
+from txdecode.runtime.drafters.spelling import HOSTED, learned_part
 from txdecode.runtime.errors import EventUndecodable, InvalidRequest
 from txdecode.runtime.execution.compare import difference, drafts_differ, entries_differ
 from txdecode.runtime.execution.errors import Difference, ExecutionDivergence
@@ -28,7 +28,6 @@ from txdecode.runtime.execution.plans import (
     restoring,
     with_copies,
 )
-from txdecode.runtime.opening import LEARNED
 from txdecode.runtime.request import Parameters
 from txdecode.state.ledgers import Ledgers
 from txdecode.transactions.audit import entries_from
@@ -54,9 +53,6 @@ from txdecode.transactions.executor import (
     Settlement,
 )
 from txdecode.transactions.transaction import view
-
-HOSTED = frozenset({"none", PromptLookup().name})
-"""Sources of proposals that are not the executor's even where its own drafter was used."""
 
 SAMPLED = 1
 """Number of the law of a proposal that was drawn from q, which only the executor's own drafter does."""
@@ -136,8 +132,8 @@ class Reexecutor:
             self._attempts[event.request, event.epoch] = attempt + 1
         if isinstance(event, RuntimeNote) and event.kind == "recovered":
             # Another drafter may have been given then.
-            own = event.data.get("draft", "executor" if self._own else "") in LEARNED
-            self._own = own and self._description.capabilities.drafts
+            own = learned_part(event.data.get("draft", "executor" if self._own else ""))
+            self._own = bool(own) and self._description.capabilities.drafts
         if event is None or not self._concerns(request):
             return None
         if isinstance(event, RoundCommitted):

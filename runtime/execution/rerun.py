@@ -9,10 +9,10 @@ from typing import Any
 
 import attrs
 
+from txdecode.runtime.drafters.spelling import learned_part
 from txdecode.runtime.execution.driver import Counts, Reexecutor
 from txdecode.runtime.execution.same import Agreement, agree, open_again
 from txdecode.runtime.journal import JournalReader, Record, TornTail, iterate
-from txdecode.runtime.opening import LEARNED
 from txdecode.runtime.replay import (
     Divergence,
     Folder,
@@ -129,7 +129,7 @@ class Session:
             self.path,
             request=request,
             exact=self.agreement.exact,
-            own=self.options.draft in LEARNED,
+            own=bool(learned_part(self.options.draft)),
             note=self.agreement.note,
         )
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import attrs
 
 from txdecode.runtime.configuration import Options, differing, fingerprint
+from txdecode.runtime.drafters.spelling import learned_part
 from txdecode.runtime.execution.errors import ExecutionRefused
 from txdecode.runtime.journal import Header
-from txdecode.runtime.opening import LEARNED, Opened, open_model
+from txdecode.runtime.opening import Opened, open_model
 from txdecode.transactions.executor import Executor
 
 IGNORED = frozenset({"txdecode", "python"})
@@ -70,7 +71,8 @@ def open_again(
         options.context,
         options.threads if threads is None else threads,
         rollback=options.rollback,
-        learned=options.draft in LEARNED,
+        learned=learned_part(options.draft) == "executor",
+        draft_model=options.draft_model,
     )
 
 
@@ -85,7 +87,8 @@ def agree(header: Header, opened: Opened, options: Options) -> Agreement:
     for field, value in header.fingerprint.items():
         if field in IGNORED or now.get(field) == value:
             continue
-        if field not in CLASS:
+        # Those of a second model that drafts mean the same.
+        if field.removeprefix("draft.") not in CLASS:
             raise ExecutionRefused(f"fingerprint '{field}'", value, now.get(field))
         differs[field] = value, now.get(field)
     declared = description.capabilities.tolerance

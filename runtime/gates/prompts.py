@@ -15,13 +15,15 @@ from txdecode.runtime.errors import InvalidRequest
 @attrs.frozen
 class GatePrompt:
     """What to decode and how many tokens of it: chat messages, or ``text`` that a model without a chat template
-    goes on with. ``repeats``: the answer copies from the prompt, so that a lookup drafter must engage."""
+    goes on with. ``repeats``: the answer copies from the prompt, so that a lookup drafter must engage. ``category``
+    is what a benchmark groups by."""
 
     name: str
     messages: Sequence[dict[str, Any]]
     max_tokens: int
     repeats: bool
     text: str = ""
+    category: str = ""
 
     @property
     def content(self) -> str | list[dict[str, Any]]:
@@ -194,7 +196,8 @@ def read_prompts(path: Path) -> tuple[GatePrompt, ...]:
 
     Raises ``InvalidRequest`` naming the line.
     """
-    prompts = []
+    prompts: list[GatePrompt] = []
+    seen: dict[str, int] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -203,10 +206,11 @@ def read_prompts(path: Path) -> tuple[GatePrompt, ...]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            category = row.get("category", "")
-            repeats = category in ("code_edit", "json", "quote", "tool_call")
-            prompts.append(GatePrompt(str(row["id"]), row["messages"], int(row["max_tokens"]), repeats))
+            prompt = _prompt(json.loads(line))
+            if prompt.name in seen:
+                raise ValueError(f"the id '{prompt.name}' of line {seen[prompt.name]} again")
+            seen[prompt.name] = number
+            prompts.append(prompt)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(
                 f"prompts file '{path}', line {number}: expected an object with id, messages and max_tokens, "
@@ -215,3 +219,16 @@ def read_prompts(path: Path) -> tuple[GatePrompt, ...]:
     if not prompts:
         raise InvalidRequest(f"prompts file '{path}' holds no prompts")
     return tuple(prompts)
+
+
+def _prompt(row: dict[str, Any]) -> GatePrompt:
+    """One line. Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError``."""
+    category, messages, most = row.get("category", ""), row["messages"], row["max_tokens"]
+    if not isinstance(category, str):
+        raise TypeError(f"the category {category!r:.40}, which is no text")
+    if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
+        raise TypeError(f"messages {messages!r:.40}, which are no list of objects")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ValueError(f"max_tokens {most!r:.40}, which is no count")
+    repeats = category in ("code_edit", "json", "quote", "tool_call")
+    return GatePrompt(str(row["id"]), messages, most, repeats, category=category)

@@ -1,38 +1,28 @@
 """Draft-length controllers: how many drafts a request asks for in its next round.
 
-Decisions reach the log by their results alone, so a controller must be a deterministic function of what
-it observed: no clock, no draws, no state shared between requests.
+The log has what was decided, and not how; so a controller must be a deterministic function of what it observed: no
+clock, no draws, no state shared between requests. ``goodput`` is in a module of its own.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import attrs
 
-from txdecode.state.errors import TxDecodeError
+from txdecode.runtime.policy.bounds import DRAFT_MAX, InvalidDraftLength
+from txdecode.runtime.policy.goodput import Goodput
 
-DRAFT_MAX = 15
-"""Most drafts of a round: 15 drafts and the pending token are 16 verified rows."""
-
-_ADDITIVE = re.compile(r"additive(?::([0-9]{1,3}))?", re.ASCII)
+_ADAPTIVE = re.compile(r"(additive|goodput)(?::([0-9]{1,3}))?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,3}", re.ASCII)
-
-
-class InvalidDraftLength(TxDecodeError, ValueError):
-    """``found`` is no draft length."""
-
-    def __init__(self, found: object) -> None:
-        super().__init__(
-            f"draft length must be 0..{DRAFT_MAX}, 'additive' or 'additive:CAP' with CAP in 1..{DRAFT_MAX}, "
-            f"found {repr(found)[:24]}; leave it out for 'additive'"
-        )
-        self.found = found
 
 
 class Controller(Protocol):
     """Chooses draft lengths, request by request."""
+
+    kind: ClassVar[str]
+    """Its name in the log, one of ``decision.KINDS``."""
 
     @property
     def name(self) -> str:
@@ -53,6 +43,8 @@ class Controller(Protocol):
 
 class Fixed:
     """The same draft length ``k`` in every round; 0 never drafts. Raises ``InvalidDraftLength``."""
+
+    kind: ClassVar[str] = "fixed"
 
     def __init__(self, k: int) -> None:
         if not 0 <= k <= DRAFT_MAX:
@@ -96,6 +88,8 @@ class Additive:
     short ones that failed.
     """
 
+    kind: ClassVar[str] = "additive"
+
     cap: int = 7
     start: int = 1
     up: int = 2
@@ -138,8 +132,9 @@ class Additive:
         del self._lengths[request]
 
 
-def parse(spec: str | int) -> Controller:
-    """The controller that ``spec`` names: ``additive``, ``additive:CAP``, or a length 0..15.
+def parse(spec: str | int, fallback: float = 1.0) -> Controller:
+    """The controller that ``spec`` names: ``goodput``, ``goodput:CAP``, ``additive``, ``additive:CAP``, or a length
+    0..15. ``fallback``: how many times as fast as plain a round must be expected to be, for ``goodput``.
 
     Raises ``InvalidDraftLength``, which is a ``ValueError``.
     """
@@ -149,9 +144,11 @@ def parse(spec: str | int) -> Controller:
         return Fixed(spec)
     if not isinstance(spec, str):
         raise InvalidDraftLength(spec)
-    match = _ADDITIVE.fullmatch(spec)
+    match = _ADAPTIVE.fullmatch(spec)
     if match is not None:
-        cap = match.group(1)
+        kind, cap = match.groups()
+        if kind == "goodput":
+            return Goodput(DRAFT_MAX if cap is None else int(cap), fallback)
         return Additive() if cap is None else Additive(cap=int(cap))
     if _NUMBER.fullmatch(spec) is None:
         raise InvalidDraftLength(spec)

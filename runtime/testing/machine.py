@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from txdecode.runtime.journal import SEGMENT_BYTES
-from txdecode.runtime.policy.controllers import DRAFT_MAX
+from txdecode.runtime.policy.bounds import DRAFT_MAX
 from txdecode.runtime.sampling import Sampling
 from txdecode.runtime.testing.disk import DISK_FAULTS, DiskFault
 from txdecode.runtime.testing.faults import BEHAVIOURS, Behaviour

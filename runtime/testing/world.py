@@ -10,9 +10,9 @@ from typing import Literal, get_args
 
 import attrs
 
+from txdecode.runtime.drafters.spelling import learned_part
 from txdecode.runtime.errors import InvalidRequest, JournalError, RuntimeClosed
 from txdecode.runtime.journal import SEGMENT_BYTES, Durability
-from txdecode.runtime.opening import LEARNED
 from txdecode.runtime.replay import replay
 from txdecode.runtime.runtime import Runtime
 from txdecode.runtime.sampling import Sampling
@@ -36,15 +36,28 @@ from txdecode.state.digest import LEDGERS
 from txdecode.transactions.executor import Description, Drafter
 from txdecode.transactions.phase import Phase, Signal
 
-Draft = Literal["none", "lookup", "scripted", "executor", "mtp+lookup"]
-DRAFTS: tuple[Draft, ...] = get_args(Draft)
+Draft = Literal[
+    "none",
+    "lookup",
+    "scripted",
+    "executor",
+    "mtp+lookup",
+    "suffix",
+    "shared",
+    "suffix:2+shared",
+    "model",
+    "model+suffix",
+    "mtp+lookup+shared",
+]
+DRAFTS: tuple[Draft, ...] = get_args(Draft)[:5]
+"""Drafters of the kinds that differ in what a round may do; the others copy too."""
 Interrupt = Literal["cancel", "preempt"]
 
 
 @attrs.frozen
 class Setting:
     """How the runtime under test is opened. ``executor`` drafts only where the executor can, else nothing, and of
-    ``mtp+lookup`` the half that can; ``draft_depth`` applies where it may."""
+    ``mtp+lookup`` and the like the half that can; ``draft_depth`` applies where it may."""
 
     draft: Draft = "none"
     draft_len: int | str = "additive"
@@ -134,15 +147,14 @@ class World:
     @property
     def _learned(self) -> bool:
         """Whether the executor's own drafter is used."""
-        return self._drafter() in LEARNED
+        return bool(learned_part(self._drafter()))
 
     def _drafter(self) -> str | Drafter:
         if self.setting.draft == "scripted":
             return self.scripted
-        if self.setting.draft == "executor" and not self.description.capabilities.drafts:
-            return "none"
-        if self.setting.draft == "mtp+lookup" and not self.description.capabilities.drafts:
-            return "lookup"
+        learned, _, copies = self.setting.draft.partition("+")
+        if learned_part(learned) and not self.description.capabilities.drafts:
+            return copies or "none"
         return self.setting.draft
 
     # What may happen.

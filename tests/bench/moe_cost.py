@@ -17,9 +17,9 @@ import attrs
 import torch
 
 from txdecode.kernels.capability import DTYPES, cpu_name, numerics
-from txdecode.kernels.linear.gated import GatedFeed
 from txdecode.kernels.linear import Linear
 from txdecode.kernels.linear.choice import linear_for
+from txdecode.kernels.linear.gated import GatedFeed
 from txdecode.kernels.models.hybrid_config import MoeConfig
 from txdecode.kernels.moe.fused import Moe, route
 from txdecode.kernels.norm.fused import extended, unit_rows

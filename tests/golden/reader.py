@@ -200,14 +200,16 @@ def read(path):
     kinds = [group[1] for group in configuration["groups"]]
     known, requests, events, sums = {}, {}, [], [0] * 5
     for kind, version, flags, payload in records:
-        need(version <= {1: 2, 4: 3}.get(kind, 1) or flags & 1, "a later schema version")
+        need(version <= {1: 2, 4: 4}.get(kind, 1) or flags & 1, "a later schema version")
         e = decode(payload)
         if version == 1 and kind == 1:
             e[5]["sampling"], e[8:] = NEUTRAL, [0, 0]
         elif version == 1 and kind == 4:
-            e[18:] = [[], 0]
+            e[18:] = [[], 0, []]
         elif version == 2 and kind == 4:
-            e[19:] = [0]
+            e[19:] = [0, []]
+        elif version == 3 and kind == 4:
+            e[20:] = [[]]
         need(kind != 4 or 0 <= e[19] <= len(e[6]), "more copies than drafts")
         need(kind in DIGESTS or flags & 1, "an event of unknown type")
         if kind in DIGESTS:

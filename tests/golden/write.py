@@ -1,6 +1,6 @@
 """Writes a golden log of the schemas of today, and beside it what a replay must find in it.
 
-By hand, when a schema is released: ``python tests/golden/write.py schema-3``. A golden log is never written again; if
+By hand, when a schema is released: ``python tests/golden/write.py schema-4``. A golden log is never written again; if
 one can not be read any more, the reader is at fault.
 """
 
@@ -71,6 +71,7 @@ def write(log: Path) -> None:
         runtime.run()
         runtime.submit([5, 5, 5], max_tokens=40, sampling=SAMPLING[0])
         runtime.submit(REPEATS, max_tokens=40)
+        runtime.submit([3, 1, 4, 1, 5, 9], max_tokens=40, draft_len="goodput")
         for _ in range(4):
             runtime.step()
 

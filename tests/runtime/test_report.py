@@ -25,6 +25,7 @@ FIELDS = [
     "plain_steps",
     "emitted",
     "fallback",
+    "decisions",
 ]
 
 
@@ -74,6 +75,7 @@ def test_one_spec_line_a_request(draft: str, name: str, opened: Open, said: Any)
             "plain_steps": str(stats.plain_steps),
             "emitted": str(stats.emitted),
             "fallback": "none",
+            "decisions": "none",
         }
 
 

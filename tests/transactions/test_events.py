@@ -30,10 +30,10 @@ FROZEN = {
     ),
     4: (
         "RoundCommitted",
-        3,
+        4,
         False,
         "request epoch ordinal launch source law drafts width accepted clip emitted path adopted released "
-        "columns rng times digests logprobs copied",
+        "columns rng times digests logprobs copied decision",
     ),
     5: ("RoundRolledBack", 1, True, "request epoch ordinal launch phase signal detail"),
     8: ("RequestPreempted", 1, False, "request epoch reason released digests"),
@@ -44,7 +44,7 @@ FROZEN = {
 }
 
 # Fields of the versions before, where they had fewer.
-EARLIER = {(1, 1): 8, (4, 1): 18, (4, 2): 19}
+EARLIER = {(1, 1): 8, (4, 1): 18, (4, 2): 19, (4, 3): 20}
 
 INTEGER = st.integers(0, (1 << 63) - 1)
 LOGPROB = st.floats(max_value=0, allow_nan=False)
@@ -65,6 +65,7 @@ BY_FIELD = {
     "emitted": IDS,
     "path": IDS,
     "rng": IDS,
+    "decision": IDS,
     "adopted": st.lists(IDS, max_size=3).map(tuple),
     "released": st.lists(IDS, max_size=3).map(tuple),
     "source": st.text(max_size=8),
@@ -143,7 +144,7 @@ def test_earlier_versions_are_read_with_the_defaults_of_what_they_lack(number, v
     assert {name: getattr(old, name) for name in same} == {name: getattr(now, name) for name in same}
     assert {name: getattr(old, name) for name in added} == {
         name: default
-        for name, default in {"law": 0, "seed": 0, "logprobs": (), "copied": 0}.items()
+        for name, default in {"law": 0, "seed": 0, "logprobs": (), "copied": 0, "decision": ()}.items()
         if name in added
     }
 

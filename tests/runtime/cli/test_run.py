@@ -47,7 +47,14 @@ def test_speculative_and_plain_runs_print_the_same_ids(tmp_path: Path) -> None:
     assert plain["log"] is None
     names = {"prompt_tokens", "rounds", "plain_steps", "drafted", "accepted", "emitted"}
     assert (fast["seed"], fast["law"], fast["logprobs"]) == (None, None, None)
-    assert set(fast["stats"]) == names | {"prefill_s", "decode_s", "tok_s", "host_share", "by_source"}
+    assert set(fast["stats"]) == names | {
+        "prefill_s",
+        "decode_s",
+        "tok_s",
+        "host_share",
+        "by_source",
+        "decisions",
+    }
     stats = fast["stats"]
     assert stats["by_source"] == {"prompt_lookup": [stats["drafted"], stats["accepted"]]}
     assert plain["stats"]["by_source"] == {}
@@ -231,7 +238,7 @@ def test_what_this_model_cannot_do(tiny: Path, arguments: list[str], words: str)
     "arguments",
     [
         ["run", "x", "--rollback", "snapshots"],
-        ["run", "x", "--draft", "executor"],
+        ["run", "x", "--draft", "oracle"],
         ["run", "x", "--draft-depth", "0"],
         ["gate", "rows", "--rollback", "none"],
     ],

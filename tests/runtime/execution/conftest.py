@@ -86,6 +86,8 @@ def _write(
     verbs = ("launch", "collect") if fused else ("verify", "accept")
     handles = []
     count = turn = armed = 0
+    # What is drafted must not depend on how long it took.
+    options = {"draft_len": "additive", **options}
     with Runtime.open(breaker, log=path, draft=draft, **options) as runtime:
         while count < rounds or not handles:
             for sampling in samplings:

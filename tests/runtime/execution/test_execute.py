@@ -98,7 +98,7 @@ def test_rounds_of_a_launch_run_together(log: Path, write: Any) -> None:
 def test_recovered_log(log: Path, toy: Any, draft: str) -> None:
     make = partial(toy, accuracy=6)
     samplings = [Sampling(temperature=1.0, seed=3, law="chain"), None]
-    with Runtime.open(make(), log=log, draft=draft) as runtime:
+    with Runtime.open(make(), log=log, draft=draft, draft_len="additive") as runtime:
         for sampling in samplings:
             runtime.submit([1, 2, 3, 4, 5], max_tokens=50, sampling=sampling)
         for _ in range(6):
@@ -123,7 +123,7 @@ def test_log_that_begins_with_a_snapshot(log: Path, toy: Any, write: Any, fused:
         rounds=100,
         audit_every=3,
         segment_bytes=1 << 13,
-        keep_segments=2,
+        keep_segments=3,
     )
     assert read_header(log).place.first_sequence > 0
     report = execute(log, make())

@@ -55,6 +55,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _write(log: Path, model: Any, **options: Any) -> None:
+    options = {"draft_len": "additive", **options}
     with Runtime.open(model, log=log, dtype="fp32", threads=1, pages=16, **options) as runtime:
         for index, sampling in enumerate(SAMPLINGS):
             prompt = [(7 * index + 3 * place) % 31 for place in range(50 + 9 * index)]

@@ -195,7 +195,7 @@ def test_scan_takes_the_longest_match_and_the_latest_of_these() -> None:
 def test_prompts_are_read_and_refused_by_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"id": "a", "category": "quote", "messages": [], "max_tokens": 5}\n\n')
-    assert read_prompts(file) == (GatePrompt("a", [], 5, True),)
+    assert read_prompts(file) == (GatePrompt("a", [], 5, True, category="quote"),)
     file.write_text('{"id": "a", "messages": [], "max_tokens": 5}\n{"id": 1}\n')
     with pytest.raises(InvalidRequest, match="line 2"):
         read_prompts(file)

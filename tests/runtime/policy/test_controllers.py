@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txdecode.runtime.policy import DRAFT_MAX, Additive, Controller, Fixed, InvalidDraftLength, parse
+from txdecode.runtime.policy import DRAFT_MAX, Additive, Controller, Fixed, Goodput, InvalidDraftLength, parse
 from txdecode.state.errors import TxDecodeError
 
 ROUND = st.integers(0, 9).flatmap(lambda offered: st.tuples(st.just(offered), st.integers(0, offered)))
@@ -85,7 +85,7 @@ def test_a_request_that_begins_again_starts_again() -> None:
     assert controller.next(1) == 1
 
 
-@pytest.mark.parametrize("controller", [Fixed(3), Additive()])
+@pytest.mark.parametrize("controller", [Fixed(3), Additive(), Goodput()])
 def test_misuse_is_a_programming_error(controller: Controller) -> None:
     with pytest.raises(AssertionError, match="request 4 has not begun"):
         controller.next(4)
@@ -115,6 +115,8 @@ def test_impossible_shapes_are_programming_errors(shape: tuple[int, int, int, in
         ("additive:5", "additive:5"),
         ("additive:15", "additive:15"),
         ("additive:1", "additive:1"),
+        ("goodput", "goodput:15"),
+        ("goodput:7", "goodput:7"),
         (0, "0"),
         (15, "15"),
         ("0", "0"),
@@ -130,13 +132,28 @@ def test_parse(spec: str | int, name: str) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        *("", "additive:", "additive:0", "additive:16", "additive:-1", "additive: 5", "Additive", "fixed"),
+        *(
+            "",
+            "additive:",
+            "goodput:",
+            "goodput:0",
+            "goodput:16",
+            "Goodput",
+            "additive:0",
+            "additive:16",
+            "additive:-1",
+            "additive: 5",
+            "Additive",
+            "fixed",
+        ),
         *("16", "-1", "1.5", " 3", "3\n", "additive:5\n", "\u0663", "additive:\u0663", "9" * 50),
         *(16, -1, True, False),
     ],
 )
 def test_what_is_no_draft_length(spec: str | int) -> None:
-    with pytest.raises(InvalidDraftLength, match=r"draft length must be 0\.\.15, 'additive'") as caught:
+    with pytest.raises(
+        InvalidDraftLength, match=r"draft length must be 0\.\.15, 'additive', 'goodput'"
+    ) as caught:
         parse(spec)
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, TxDecodeError)
