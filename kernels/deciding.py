@@ -95,7 +95,8 @@ class Verified:
         plan, proposal = item.plan, proposal_of(item)
         q = proposal.q if isinstance(proposal.q, torch.Tensor) else None
         made = judge(
-            self._kept(item)[0].float(),
+            # Of a vocabulary that is no whole number of vectors it is a view.
+            self._kept(item)[0].float().contiguous(),
             plan.target,
             plan.history,
             proposal.tokens,
@@ -127,10 +128,11 @@ class VerbByVerb:
 
     def __init__(self) -> None:
         self._verified = Verified()
+        self._torch_threads = torch.get_num_threads()
 
     def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
         """Each plan's target and its law."""
-        with faults("accept"), one_thread():
+        with faults("accept"), one_thread(self._torch_threads):
             return self._verified.accept(rounds)
 
     def launch(self, launch: int, rounds: Sequence[Round]) -> Ticket:
@@ -173,10 +175,9 @@ def digest(rows: torch.Tensor) -> int:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread(threads: int) -> Iterator[None]:
     """Torch's operators on the caller's thread alone: they are small here, and a thread that torch has woken spins
-    for milliseconds afterwards, on the core that the next forward needs."""
-    threads = torch.get_num_threads()
+    for milliseconds afterwards, on the core that the next forward needs. Then ``threads`` again."""
     if threads == 1:
         yield
         return

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from txdecode.kernels.gdn.compiled import compiled
 from txdecode.kernels.gdn.rows import ZERO, GdnWeights, Places, Records, Stretch, places
+from txdecode.kernels.native.compiled import compiled
 
 _ONE, _HALF, _TINY = np.float32(1.0), np.float32(0.5), np.float32(1e-6)
 _LOG2E = np.float32(1.4426950408889634)

@@ -57,6 +57,9 @@ class PanelLinear:
     def _run(self, x: torch.Tensor, kind: int, other: torch.Tensor | None) -> torch.Tensor:
         assert x.dtype == torch.bfloat16, x.dtype
         assert x.shape[1] == self._in_size, (x.shape, self._in_size)
+        if other is not None:
+            assert other.dtype == x.dtype, other.dtype
+            assert other.shape == (x.shape[0], self.out_size), (other.shape, self.out_size)
         made = torch.empty(x.shape[0], self.out_size, dtype=torch.bfloat16)
         self._team.run(
             _linear,

@@ -6,7 +6,8 @@ nothing but the tokens before a row: not on its neighbours, its pages, the threa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,8 @@ class NativeLlama:
             held = segment.pages[: -(-segment.end // PAGE_ROWS)]
             assert len(held) * PAGE_ROWS >= segment.end, f"{len(held)} pages for {segment.end} rows"
             assert 0 <= min(held) <= max(held) < self._limits.page_count, held
+            assert segment.end <= self._limits.context, (segment.end, self._limits.context)
+            assert 0 <= min(segment.tokens) <= max(segment.tokens) < self._config.vocab_size, segment.tokens
             wide = len(segment.tokens)
             table.append((len(rows), wide, segment.position, len(pages)))
             # Two threads share a launch of one sequence evenly where its heads are odd.
@@ -198,24 +201,32 @@ class NativeLlama:
 
     def _warm(self) -> None:
         """Compile now what the first launch would wait for, on one thread."""
-        self._forward([Segment((0,), 0, (0,))], True, self._alone)
-        self._forward([Segment((0,), 0, (0,))], False, self._alone)
+        for logits in (True, False):
+            # Damaged weights are for the first launch to find, which can say so.
+            with contextlib.suppress(NonFiniteActivation):
+                self._forward([Segment((0,), 0, (0,))], logits, self._alone)
         self.cache.clear(0, 0, 1)
 
 
 def _matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Matrix:
-    return _stacked([(weight, bias)], 0)
+    made = _stacked([(weight, bias)], 1)
+    return Matrix(made.panels[0], made.bias[0])
 
 
-def _stacked(parts: Sequence[tuple[torch.Tensor, torch.Tensor | None]], index: int | None = None) -> Matrix:
-    """Matrices of one shape as one array, or just that of ``index``."""
-    panels = torch.stack([pack(weight) for weight, _ in parts])
-    biases = torch.zeros(len(parts), panels.shape[1] * LANES)
-    for row, (_, bias) in zip(biases, parts, strict=True):
+def _stacked(parts: Iterable[tuple[torch.Tensor, torch.Tensor | None]], count: int) -> Matrix:
+    """``count`` matrices of one shape as one array, packed one by one: two copies of a model are too many."""
+    panels = biases = None
+    for index, (weight, bias) in enumerate(parts):
+        packed = pack(weight)
+        if panels is None or biases is None:
+            panels = packed.new_empty(count, *packed.shape)
+            biases = torch.zeros(count, packed.shape[0] * LANES)
+        panels[index] = packed
         if bias is not None:
-            row[: bias.shape[0]] = bias.float()
-    made = Matrix(words(panels).numpy(), biases.numpy())
-    return made if index is None else Matrix(made.panels[index], made.bias[index])
+            biases[index, : bias.shape[0]] = bias.float()
+    assert panels is not None
+    assert biases is not None
+    return Matrix(words(panels).numpy(), biases.numpy())
 
 
 def _layers(tensors: Mapping[str, torch.Tensor], config: DenseConfig, cache: NativePages) -> Layer:
@@ -237,7 +248,8 @@ def _layers(tensors: Mapping[str, torch.Tensor], config: DenseConfig, cache: Nat
         biased = None if gate[1] is None or up[1] is None else _in_turn(gate[1], up[1])
         return _in_turn(gate[0], up[0]), biased
 
-    depth = range(config.layer_count)
+    count = config.layer_count
+    depth = range(count)
     scales = torch.zeros(config.layer_count, 4, max(config.hidden_size, config.head_dim))
     for index in depth:
         for row, name in enumerate(("input_layernorm", "post_attention_layernorm")):
@@ -246,10 +258,10 @@ def _layers(tensors: Mapping[str, torch.Tensor], config: DenseConfig, cache: Nat
             for row, name in ((2, "self_attn.q_norm"), (3, "self_attn.k_norm")):
                 scales[index, row, : config.head_dim] = get(index, f"{name}.weight").float()
     return Layer(
-        _stacked([joined(index) for index in depth]),
-        _stacked([matrix(index, "self_attn.o_proj", config.o_bias) for index in depth]),
-        _stacked([feed(index) for index in depth]),
-        _stacked([matrix(index, "mlp.down_proj", config.mlp_bias) for index in depth]),
+        _stacked((joined(index) for index in depth), count),
+        _stacked((matrix(index, "self_attn.o_proj", config.o_bias) for index in depth), count),
+        _stacked((feed(index) for index in depth), count),
+        _stacked((matrix(index, "mlp.down_proj", config.mlp_bias) for index in depth), count),
         scales.numpy(),
         cache.keys,
         cache.values,
@@ -301,6 +313,7 @@ def memory_plan(config: DenseConfig, limits: Limits, threads: int) -> dict[str, 
     fold = config.head_count // config.kv_head_count
     hidden, rows = config.hidden_size, limits.rows_max
     vocab = panel_count(config.vocab_size) * LANES
+    context = -(-limits.context // PAGE_ROWS) * PAGE_ROWS
     return {
         "weights": 2 * hidden * (config.layer_count * (inputs + outputs) + vocab),
         "embedding": 2 * config.vocab_size * hidden,
@@ -311,7 +324,7 @@ def memory_plan(config: DenseConfig, limits: Limits, threads: int) -> dict[str, 
             rows
             * (2 * hidden + 2 * config.q_size + 2 * config.kv_size + config.q_size + config.intermediate_size)
             + 3 * rows
-            + threads * (rows * PANEL_TILE * LANES + _BLOCK_ROWS * fold * (limits.context + config.head_dim))
+            + threads * (rows * PANEL_TILE * LANES + _BLOCK_ROWS * fold * (context + config.head_dim))
             + limits.width_max * vocab
         ),
     }

@@ -26,7 +26,9 @@ _ONE = np.float32(1.0)
 
 @compiled
 def rounded(word: Any) -> Any:
-    """The upper half of an fp32 word, to the nearest, ties to even: its bf16."""
+    """The upper half of an fp32 word, to the nearest, ties to even: its bf16. NaN stays NaN."""
+    if (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+        return np.uint16(0x7FC0)
     return np.uint16((word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 

@@ -24,7 +24,7 @@ from txdecode.kernels.native.team import meet, take
 STAGES_A_LAYER = 8
 STAGES_BESIDE = 4
 """Stages before and after the layers."""
-_ONE = np.float32(1.0)
+_ONE, _INFINITE, _NOTHING = np.float32(1.0), np.float32(np.inf), np.float32(np.nan)
 _TILE_COLUMNS = PANEL_TILE * LANES
 
 
@@ -76,8 +76,8 @@ class Rows(NamedTuple):
 class Scratch(NamedTuple):
     """Activations [rows, ..] fp32: ``x`` the residual, ``normal`` of it, ``projected``, ``queries`` [kv_heads, rows *
     fold, dim], ``attended``, ``inner``; by thread ``tile`` [threads, rows, 48], ``scores``, ``made``; and what comes
-    out: ``sizes``, which is finite where a row is, and ``choices``, the likeliest token of each, -1 where a logit is
-    not finite."""
+    out: ``sizes``, a sum of squares that is finite where a row is all the way through, and ``choices``, the likeliest
+    token of each, -1 where a logit is not finite."""
 
     x: Any
     normal: Any
@@ -115,7 +115,8 @@ def _normalise(x: Any, scale: Any, eps: Any, out: Any) -> None:
     """RMSNorm of one row."""
     size = out.shape[0]
     mean = square_sum(x.ctypes.data, size // LANES) / np.float32(size)
-    factor = _ONE / np.float32(math.sqrt(mean + eps))
+    # What is too large to be squared must not become nothing.
+    factor = _ONE / np.float32(math.sqrt(mean + eps)) if mean < _INFINITE else _NOTHING
     for i in range(size):
         out[i] = x[i] * factor * scale[i]
 
@@ -194,12 +195,13 @@ def _gate(counters: Any, stage: Any, matrix: Any, x: Any, rows: Any, tile: Any, 
 
 
 @compiled
-def _embed(counters: Any, stage: Any, embedding: Any, rows: Any, x: Any) -> None:
+def _embed(counters: Any, stage: Any, embedding: Any, rows: Any, x: Any, sizes: Any) -> None:
     """The embedding of each row's token, bf16 widened."""
     while True:
         row = take(counters, stage)
         if row >= rows.rows.shape[0]:
             return
+        sizes[row] = np.float32(0.0)
         token, bits = embedding[rows.rows[row, 0]], x[row].view(np.uint32)
         for i in range(token.shape[0]):
             bits[i] = np.uint32(token[i]) << np.uint32(16)
@@ -247,19 +249,25 @@ def _place(counters: Any, stage: Any, layer: Any, shape: Any, table: Any, rows: 
             return
         given, angles = scratch.projected[row], table[rows.rows[row, 1]]
         page, slot = rows.rows[row, 2], rows.rows[row, 3]
-        scratch.sizes[row] = square_sum(given.ctypes.data, given.shape[0] // LANES)
+        queries = scratch.queries[:, row * fold : (row + 1) * fold]
+        size = square_sum(given.ctypes.data, given.shape[0] // LANES)
         for head in range(heads + kv_heads):
             part = given[head * dim : (head + 1) * dim]
             if shape.head_norms:
                 _normalise(part, layer.scales[2 if head < heads else 3, :dim], shape.eps, part)
             if head < heads:
-                _turn(part, angles, shape.scale, scratch.queries[head // fold, row * fold + head % fold])
+                query = queries[head // fold, head % fold]
+                _turn(part, angles, shape.scale, query)
+                size += square_sum(query.ctypes.data, dim // LANES)
             else:
                 _turn(part, angles, _ONE, turned)
+                size += square_sum(turned.ctypes.data, dim // LANES)
                 store_key(layer.keys[page, head - heads], slot, turned.view(np.uint32))
         for head in range(kv_heads):
             first = (heads + kv_heads + head) * dim
             store_value(layer.values[page, head], slot, given[first : first + dim].view(np.uint32))
+        # Finite squares of queries, keys and values: no product of them and nothing in a page can be infinite.
+        scratch.sizes[row] += size
 
 
 @compiled
@@ -347,7 +355,7 @@ def forward(
     ``embedding`` [vocab, hidden] bf16 words."""
     count, wanted, depth = rows.rows.shape[0], logits.shape[0], layers.scales.shape[0]
     stage = depth * STAGES_A_LAYER
-    _embed(counters, stage, embedding, rows, scratch.x)
+    _embed(counters, stage, embedding, rows, scratch.x, scratch.sizes)
     meetings = meet(counters, threads, meetings)
     for index in range(depth):
         meetings = forward_layer(
@@ -369,6 +377,6 @@ def forward(
         _project(counters, stage + 2, head, scratch.normal, count, logits)
         meetings = meet(counters, threads, meetings)
         for row in range(rank, count, threads):
-            scratch.sizes[row] = square_sum(scratch.normal[row].ctypes.data, shape.hidden // LANES)
+            scratch.sizes[row] += square_sum(scratch.normal[row].ctypes.data, shape.hidden // LANES)
         _choose(counters, stage + 3, logits, embedding.shape[0], scratch.choices)
         meet(counters, threads, meetings)

@@ -436,3 +436,30 @@ def test_rows_behind_a_rejection_may_hold_anything(made: DenseExecutor) -> None:
     with torch.inference_mode():
         made.logits_of_last_launch()[0][1] = float("nan")
     assert made.accept([item])[0] == expected
+
+
+def test_a_vocabulary_of_any_size_is_sampled_from(make_weights: MakeWeights) -> None:
+    """Logits of whole vectors are cut to the vocabulary; with several rows the cut is no block of memory."""
+    made = DenseExecutor(make_weights(vocab_size=97), dtype="bf16", page_count=4)
+    prefill(made, (1, 2, 3), (2,))
+    target = Target(law="coupled", seed=3, temperature=0.9, top_k=20)
+    item = Round(attrs.evolve(plan(3, (2,), 4, 3), target=target), Proposal((5, 6)))
+    made.verify([item])
+    (outcome,) = made.accept([item])
+    rows = [row.tolist() for row in made.logits_of_last_launch()[0]]
+    expected = definition(rows, target, None, (5, 6), 0, None)
+    assert (outcome.path, outcome.next_token) == (expected.path, expected.token)
+
+
+def test_other_threads_of_torch_get_their_number_back(made: DenseExecutor) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with deciding.one_thread(2):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with pytest.raises(ValueError, match="within"), deciding.one_thread(2):
+            raise ValueError("within")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -126,6 +126,47 @@ def test_a_row_that_is_not_finite_is_named_and_leaves_its_pages_finite(make_weig
         assert model.cache.page_rows(1, 1, 64)[5:].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("name", ["k_proj", "q_proj", "v_proj", "up_proj"])
+@pytest.mark.parametrize("size", [1e25, 1e38, 3e38])
+def test_numbers_too_large_for_the_pages_are_a_fault(name: str, size: float, make_weights: Any) -> None:
+    """Keys that bf16 or a product can't hold would be infinite, and a score that is no number weighs nothing."""
+    weights = make_weights("llama")
+    weights.tensors[
+        f"model.layers.0.self_attn.{name}.weight"
+        if "_proj" in name and name != "up_proj"
+        else f"model.layers.0.mlp.{name}.weight"
+    ][3, 5] = size
+    model = native(weights)
+    with torch.inference_mode(), pytest.raises(NonFiniteActivation):
+        model.forward([Segment(tuple(range(1, 9)), 0, (0,))], True)
+    assert model.cache._pool.isfinite().all()
+
+
+def test_a_damaged_first_token_is_found_by_the_launch_that_reads_it(make_weights: Any) -> None:
+    weights = make_weights("llama")
+    weights.tensors["model.embed_tokens.weight"][0] = float("nan")
+    model = native(weights)
+    with torch.inference_mode(), pytest.raises(NonFiniteActivation):
+        model.forward([Segment((0,), 0, (0,))], True)
+
+
+@pytest.mark.parametrize(
+    ("segment", "words"),
+    [
+        (Segment((-1,), 0, (0,)), r"\(-1,\)"),
+        (Segment((320,), 0, (0,)), r"\(320,\)"),
+        (Segment((1,), 256, (0, 1, 2, 3, 4)), r"\(257, 256\)"),
+        (Segment((1,), 64, (0,)), "1 pages for 65 rows"),
+        (Segment((1,), 0, (8,)), r"\(8,\)"),
+        (Segment((1,) * 300, 0, (0, 1, 2, 3, 4)), r"\(300, 256\)"),
+    ],
+)
+def test_rows_outside_the_model_are_refused(segment: Segment, words: str, make_weights: Any) -> None:
+    model = native(make_weights("llama"), limits=Limits(256 if segment.position else 512, 256, 16, 8))
+    with torch.inference_mode(), pytest.raises(AssertionError, match=words):
+        model.forward([segment], True)
+
+
 def test_the_likeliest_token_is_found_in_the_kernel(make_weights: Any) -> None:
     model = native(make_weights("llama", vocab_size=317))
     logits = given(model, [Segment(tuple(range(40)), 0, (0,))])

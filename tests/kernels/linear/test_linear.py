@@ -98,3 +98,16 @@ def test_tiles_cover_all_rows_and_none_is_single(rows: int, tile: int) -> None:
 def test_a_single_row_is_refused() -> None:
     with pytest.raises(AssertionError, match="padded to two"):
         row_tiles(1, 32)
+
+
+def test_a_bf16_layer_takes_what_its_dtype_is_and_no_other_shape() -> None:
+    weight, _, x, other = operands((64, 48), "bf16", False)
+    linear = linear_for(torch.bfloat16)(weight, None)
+    with pytest.raises(AssertionError, match="float32"):
+        linear(x.float())
+    with pytest.raises(AssertionError, match="48"):
+        linear(x[:, :40])
+    with pytest.raises(AssertionError, match="float32"):
+        linear.add(x, other.float())
+    with pytest.raises(AssertionError, match="64"):
+        linear.multiply(x, other[:-1])

@@ -23,6 +23,13 @@ def test_rounds_as_torch_does(values: list[float]) -> None:
     assert bits == x.bfloat16().view(torch.uint16).tolist()
 
 
+def test_what_is_no_number_stays_none() -> None:
+    for word in (0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000):
+        bits = torch.tensor([rounded(np.uint32(word))], dtype=torch.uint16).view(torch.bfloat16)
+        assert bits.isnan().all()
+    assert rounded(np.uint32(0x7F800000)) == 0x7F80
+
+
 class Cache:
     """Keys and values of one layer, and what was put there."""
 

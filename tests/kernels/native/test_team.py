@@ -37,9 +37,16 @@ def run(team: Team, tiles: int = 60) -> tuple[Any, Any]:
     return taken, seen
 
 
+@njit(nogil=True)
+def endless(_rank: Any, threads: Any, counters: Any, meetings: Any, _taken: Any, _seen: Any) -> None:
+    """A worker that waits for a meeting which the caller does not come to."""
+    meet(counters, threads, meetings)
+
+
 @pytest.fixture(autouse=True)
 def ready() -> None:
     run(Team(1, 2))
+    endless(0, 1, np.zeros(8, np.int64), 1, None, None)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -87,3 +94,24 @@ def test_a_child_process_has_threads_of_its_own() -> None:
         os._exit(0 if run(team)[1].tolist() == [1, 1] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert run(team)[1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_a_thread_raises_is_raised_and_nobody_waits_for_ever(failing: int) -> None:
+    """Rank 0 is the caller (an interrupt, say); the other one meets nobody."""
+    team = Team(2, 2)
+    run(team)
+
+    def work(rank: int, *args: Any) -> None:
+        if rank == failing:
+            raise KeyboardInterrupt if rank == 0 else MemoryError
+        endless(rank, *args)
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt if failing == 0 else MemoryError):
+            team.run(work, None, None)
+        assert not any(thread.name == "txdecode-team" and thread.is_alive() for thread in team._members)
+        for _ in range(3):
+            taken, seen = run(team)
+            assert np.array_equal(taken[1], np.full(60, 60))
+            assert seen.tolist() == [1, 1]
