@@ -43,8 +43,9 @@ class Verified:
         """``logits`` [rows of all rounds, vocab], in their order, and the likeliest token of each row where a kernel
         has found it already."""
         sizes = [len(proposal_of(item).tokens) + 1 for item in rounds]
-        parts = logits.split_with_sizes(sizes)
-        self.last = list(parts)
+        parts = [logits] if len(sizes) == 1 else list(logits.split_with_sizes(sizes))
+        assert sum(sizes) == logits.shape[0], (sizes, logits.shape)
+        self.last = parts
         start = 0
         for item, part, size in zip(rounds, parts, sizes, strict=True):
             chosen = None if choices is None else choices[start : start + size]

@@ -7,6 +7,7 @@ nothing but the tokens before a row: not on its neighbours, its pages, the threa
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -138,7 +139,7 @@ class NativeLlama:
     def _forward(self, segments: Sequence[Segment], logits: bool, team: Team) -> torch.Tensor | None:
         rows = self._rows(segments, team.threads)
         count = len(rows.rows)
-        made = torch.empty(count, self._head.bias.shape[0]) if logits else None
+        made = np.empty((count, self._head.bias.shape[0]), np.float32) if logits else self._nothing
         team.run(
             forward,
             self._layers,
@@ -149,16 +150,18 @@ class NativeLlama:
             self._scratch,
             self._head,
             self._scale,
-            self._nothing if made is None else made.numpy(),
+            made,
         )
-        # One NaN or infinity in any layer stays in its row to the end.
-        if not np.isfinite(self._scratch.sizes[:count]).all():
+        if not math.isfinite(self._scratch.sizes[:count].sum()):
             for segment in segments:
                 self._clear(segment)
             raise NonFiniteActivation(
                 "a row of the launch is not finite: the weights or the input are damaged"
             )
-        return None if made is None else made[:, : self._config.vocab_size]
+        if not logits:
+            return None
+        shown = torch.from_numpy(made)
+        return shown if shown.shape[1] == self._config.vocab_size else shown[:, : self._config.vocab_size]
 
     def choices(self, rows: int) -> list[int]:
         """The likeliest token of each of the ``rows`` rows of the last forward with logits, the lowest id of equals;
@@ -169,10 +172,11 @@ class NativeLlama:
     def _rows(self, segments: Sequence[Segment], threads: int) -> Rows:
         """The launch as arrays."""
         heads = range(self._config.kv_head_count)
-        rows: list[tuple[int, int, int, int]] = []
+        rows: list[int] = []
         pages: list[int] = []
-        table: list[tuple[int, int, int, int]] = []
-        tasks: list[tuple[int, int, int, int]] = []
+        table: list[int] = []
+        tasks: list[int] = []
+        count = 0
         for index, segment in enumerate(segments):
             held = segment.pages[: -(-segment.end // PAGE_ROWS)]
             assert len(held) * PAGE_ROWS >= segment.end, f"{len(held)} pages for {segment.end} rows"
@@ -180,18 +184,25 @@ class NativeLlama:
             assert segment.end <= self._limits.context, (segment.end, self._limits.context)
             assert 0 <= min(segment.tokens) <= max(segment.tokens) < self._config.vocab_size, segment.tokens
             wide = len(segment.tokens)
-            table.append((len(rows), wide, segment.position, len(pages)))
+            table += (count, wide, segment.position, len(pages))
             # Two threads share a launch of one sequence evenly where its heads are odd.
             block = min(_BLOCK_ROWS, wide if threads == 1 else -(-wide // 2))
-            for first in range(0, wide, block):
-                tasks += [(index, head, first, min(block, wide - first)) for head in heads]
+            # The longest rows first, so that threads end together.
+            for first in reversed(range(0, wide, block)):
+                for head in heads:
+                    tasks += (index, head, first, min(block, wide - first))
             for position, token in enumerate(segment.tokens, segment.position):
-                rows.append((token, position, held[position // PAGE_ROWS], position % PAGE_ROWS))
+                rows += (token, position, held[position // PAGE_ROWS], position % PAGE_ROWS)
             pages += held
-        assert len(rows) <= self._limits.rows_max, (len(rows), self._limits.rows_max)
-        # The longest first, so that threads end together.
-        tasks.reverse()
-        return Rows(*(np.array(part, np.int64) for part in (rows, table, pages, tasks)))
+            count += wide
+        assert count <= self._limits.rows_max, (count, self._limits.rows_max)
+        # One array for all of them: making one costs more than filling it.
+        flat = np.array(rows + table + tasks + pages, np.int64)
+        ends = (len(rows), len(rows) + len(table), len(rows) + len(table) + len(tasks))
+        by_row, by_sequence, by_task = (
+            flat[start:stop].reshape(-1, 4) for start, stop in zip((0, *ends), ends, strict=False)
+        )
+        return Rows(rows=by_row, segments=by_sequence, pages=flat[ends[-1] :], tasks=by_task)
 
     def _clear(self, segment: Segment) -> None:
         for ordinal in range(segment.position // PAGE_ROWS, -(-segment.end // PAGE_ROWS)):
