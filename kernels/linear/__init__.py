@@ -1,6 +1,7 @@
 """Linear layers whose bits do not depend on how many rows are computed together.
 
-``reference`` and ``prepacked`` offer a class each with the same constructor and the same calls;
+``reference``, ``paneled`` (bf16, our own) and ``prepacked`` (oneDNN, which ``choice`` takes for fp32) offer a class
+each with the same constructor and the same calls;
 ``tiled`` computes many rows in calls of a few.
 """
 

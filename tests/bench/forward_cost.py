@@ -12,16 +12,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numba import njit
 
 from txdecode.kernels.attention.cache import Segment
 from txdecode.kernels.capability import cpu_name
 from txdecode.kernels.executor import DenseExecutor
 from txdecode.kernels.models.source import resolve
 from txdecode.kernels.models.weights import load_weights
-from txdecode.kernels.norm.fused import unit_rows
-from txdecode.kernels.rotary.fused import rotate
-from txdecode.kernels.sampling.argmax import lowest_argmax
+from txdecode.kernels.native import forward
+from txdecode.kernels.native.forward import STAGES_A_LAYER
+from txdecode.kernels.native.team import meet
 
 Timing = tuple[float, float]
 
@@ -44,57 +46,78 @@ def read_bandwidth(repeats: int) -> float:
     return big.nbytes / (timed(big.sum, max(repeats // 4, 5))[0] / 1e3)
 
 
+PARTS = (
+    "queries, keys, values",
+    "output projection",
+    "gate and up, with activation",
+    "down projection",
+    "head",
+    "attention",
+    "rotation and pages",
+    "norms",
+    "meetings alone",
+)
+
+
+@njit(nogil=True, error_model="numpy")
+def part(
+    rank: Any,
+    threads: Any,
+    counters: Any,
+    meetings: Any,
+    which: Any,
+    layers: Any,
+    shape: Any,
+    table: Any,
+    rows: Any,
+    scratch: Any,
+    head: Any,
+    logits: Any,
+) -> None:
+    """One of ``PARTS`` alone, over all layers, so that weights come from where they would."""
+    count, tile = rows.rows.shape[0], scratch.tile[rank]
+    for index in range(layers.scales.shape[0]):
+        stage = index * STAGES_A_LAYER
+        layer = forward._layer(layers, index)
+        if which == 0:
+            forward._project(counters, stage, layer.attention, scratch.normal, count, scratch.projected)
+        elif which == 1:
+            forward._add(counters, stage, layer.output, scratch.attended, count, tile, scratch.x)
+        elif which == 2:
+            forward._gate(counters, stage, layer.feed, scratch.normal, count, tile, scratch.inner)
+        elif which == 3:
+            forward._add(counters, stage, layer.down, scratch.inner, count, tile, scratch.x)
+        elif which == 4 and index == 0:
+            forward._project(counters, stage, head, scratch.normal, count, logits)
+        elif which == 5:
+            scores, made = scratch.scores[rank], scratch.made[rank]
+            forward._attend(counters, stage, layer, shape, rows, scratch, scores, made)
+        elif which == 6:
+            forward._place(counters, stage, layer, shape, table, rows, scratch)
+        elif which == 7:
+            forward._norm_rows(counters, stage, count, scratch.x, layer.scales[0], shape.eps, scratch.normal)
+            meetings = meet(counters, threads, meetings)
+            forward._norm_rows(
+                counters, stage + 1, count, scratch.x, layer.scales[1], shape.eps, scratch.normal
+            )
+        elif which == 8:
+            for _ in range(STAGES_A_LAYER - 1):
+                meetings = meet(counters, threads, meetings)
+        meetings = meet(counters, threads, meetings)
+
+
 def parts(model: Any, width: int, context: int, pages: tuple[int, ...]) -> dict[str, Callable[[], object]]:
-    """The pieces of one forward, each over all layers, so that weights come from where they would."""
-    config, layers, cache = model._config, model._layers, model.cache
-    rows = max(width, 2)
-    dtype = model._embedding.dtype
-    x = torch.randn(rows, config.hidden_size + 1).to(dtype)
-    inner = torch.randn(rows, config.intermediate_size).to(dtype)
-    ones = torch.ones(rows, 1, dtype=dtype)
-    joined = torch.randn(rows, config.q_size).to(dtype)
-    heads = config.head_count + 2 * config.kv_head_count
-    projected = torch.randn(rows, heads, config.head_dim).to(dtype)
-    cos, sin = model._rotary.rows(torch.arange(context, context + rows))
-    segment = Segment(tuple(range(width)), context, pages)
-    slots = torch.tensor((cache.place(segment) * 2)[:rows])
-    bound = model._attention.bind([segment], rows)
+    """The pieces of one forward of our own operators."""
+    segment = Segment(tuple(range(1, width + 1)), context, pages)
+    rows = model._rows([segment], model._team.threads)
+    logits = np.empty((width, model._head.bias.shape[0]), np.float32)
+    given = (model._layers, model._shape, model._table, rows, model._scratch, model._head, logits)
 
-    def linears() -> None:
-        for layer in layers:
-            layer.qkv(x)
-            layer.o.add(joined, x)
-            layer.up.multiply(x, layer.gate.silu(x))
-            layer.down.add(inner, x)
+    def run(which: int) -> Callable[[], object]:
+        model._alone.run(part, which, *given)
+        return lambda: model._team.run(part, which, *given)
 
-    def attention() -> None:
-        for index in range(len(layers)):
-            model._attention.of_one(index, bound)
-
-    def norms() -> None:
-        for _ in layers:
-            unit_rows(x, ones)
-            unit_rows(x, ones)
-
-    def rotary() -> None:
-        for _ in layers:
-            rotate(projected, cos, sin, bound.turned)
-            bound.queries.copy_(bound.turned_queries)
-
-    def writes() -> None:
-        for index in range(len(layers)):
-            cache.layers[index].index_copy_(0, slots, bound.keys_values)
-
-    logits = model._head(x)
-    return {
-        "linear layers and gate": linears,
-        "head": lambda: model._head(x),
-        "argmax": lambda: lowest_argmax(logits[:width]),
-        "attention": attention,
-        "norms": norms,
-        "rotary and queries": rotary,
-        "key/value writes": writes,
-    }
+    return {name: run(which) for which, name in enumerate(PARTS)}
 
 
 def main() -> None:
@@ -122,6 +145,8 @@ def main() -> None:
             stop = min(start + 256, chosen.context)
             model.forward([Segment(tuple(tokens[start:stop]), start, pages)], logits=False)
         bandwidth = read_bandwidth(chosen.repeats)
+        # Torch's threads spin for a while after their last work.
+        time.sleep(0.2)
         kv_bytes = executor.describe().groups[0].row_bytes * chosen.context
         floor = (model.parameter_bytes + kv_bytes) / bandwidth * 1e3
         print(
@@ -137,16 +162,16 @@ def main() -> None:
             segment = Segment(drafted, chosen.context, pages)
             least, median = timed(lambda s=segment: model.forward([s], logits=True), chosen.repeats)  # type: ignore[misc]
             print(f"{width:>3} {least:>8.2f} {median:>8.2f} {least / floor:>12.2f}")
-        for width in (1, 8, 16):
+        for width in (1, 4, 8, 16) if chosen.dtype == "bf16" else ():
             segment = Segment(tuple(tokens[chosen.context : chosen.context + width]), chosen.context, pages)
             whole = timed(lambda s=segment: model.forward([s], logits=True), chosen.repeats)[0]  # type: ignore[misc]
             print(f"\nW = {width}: {whole:.2f} ms, by part")
             rest = whole
             for name, work in parts(model, width, chosen.context, pages).items():
                 least, median = timed(work, chosen.repeats)
-                rest -= 0 if name == "argmax" else least
+                rest -= 0 if name == "meetings alone" else least
                 print(f"  {name:<24} {least:>7.2f} {median:>8.2f}")
-            print(f"  {'python and the rest':<24} {rest:>7.2f}")
+            print(f"  {'likeliest token, python, the rest':<24} {rest:>7.2f}")
 
 
 if __name__ == "__main__":
