@@ -8,6 +8,7 @@ import attrs
 
 from txdecode.state.errors import TxDecodeError
 from txdecode.state.groups import StateGroup, of_kind
+from txdecode.transactions.audit import DRAFT_MODEL
 from txdecode.transactions.binding import check_binding
 from txdecode.transactions.executor import (
     Border,
@@ -19,16 +20,17 @@ from txdecode.transactions.executor import (
     RoundPlan,
     SequenceView,
 )
+from txdecode.transactions.rebuild import GHOST
 
-PREFIX = "draft."
+PREFIX = DRAFT_MODEL
 """What the drafter's groups, bytes and fields of the fingerprint are called by, before their own names."""
 
 DRAFT_FAULTS_MAX = 3
 """Consecutive failures to draft after which a request is decoded without drafts."""
 
 STATE_FAULTS_MAX = 2
-"""Consecutive failures to follow the committed text after which the drafter is given up. Below the number of faults
-that end a request."""
+"""Consecutive failures to follow the committed text, of one request or of all, after which the drafter is given up.
+Below the number of faults that end a request."""
 
 
 class VocabularyMismatch(TxDecodeError):
@@ -50,17 +52,21 @@ class Faults:
     A request for which drafting failed is drafted for alone until it works, and not at all after
     ``DRAFT_FAULTS_MAX`` failures in a row. A failure to read committed rows faults the verb, as one of the target's
     would, so the request is rebuilt; after ``STATE_FAULTS_MAX`` in a row the drafter is ``off`` for good: it is
-    neither asked nor fed, and what it holds of the requests in ``stale`` means nothing.
+    neither asked nor fed, and what it holds of the requests in ``stale`` means nothing. Such failures are counted
+    in ``state``, and in ``states`` by request besides, which nothing but that request's own next round ends: another
+    one's rounds say nothing of it, and it is dropped whenever it is rebuilt.
     """
 
     drafts: dict[int, int] = attrs.Factory(dict)
     state: int = 0
+    states: dict[int, int] = attrs.Factory(dict)
     off: bool = False
     stale: set[int] = attrs.Factory(set)
 
     def fed(self, requests: Sequence[int], feed: Callable[[], None]) -> bool:
-        """Run ``feed``; whether the drafter's state moved with the target's. Raises what it raises, while the drafter
-        is not given up."""
+        """Run ``feed``; whether the drafter's state moved with the target's. Raises ``ExecutorFault`` where it fails,
+        while the drafter is not given up. That it failed for ``GHOST`` is not counted: nobody needs that state, and
+        a drafter given up between two audits would be in one of them alone."""
         if not self.off:
             try:
                 feed()
@@ -68,12 +74,24 @@ class Faults:
             except AssertionError:
                 raise
             except Exception as error:
-                self.state += 1
-                if self.state < STATE_FAULTS_MAX:
+                if GHOST in requests or not self._too_many(requests):
                     raise ExecutorFault(f"the draft model failed: {error}") from error
                 self.off = True
+                self.states.clear()
         self.stale.update(requests)
         return False
+
+    def _too_many(self, requests: Sequence[int]) -> bool:
+        self.state += 1
+        for request in requests:
+            self.states[request] = self.states.get(request, 0) + 1
+        return max((self.state, *self.states.values())) >= STATE_FAULTS_MAX
+
+    def followed(self, requests: Sequence[int]) -> None:
+        """The drafter committed a round of each."""
+        self.state = 0
+        for request in requests:
+            self.states.pop(request, None)
 
 
 @attrs.frozen

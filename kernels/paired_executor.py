@@ -275,8 +275,9 @@ class PairedExecutor:
         for item in settlements:
             del self._verified[item.plan.request]
         follow = self._follow_pages if self._paged else self._follow
-        if self._faults.fed([plan.request for plan, _ in moves], lambda: follow(moves)):
-            self._faults.state = 0
+        requests = [plan.request for plan, _ in moves]
+        if self._faults.fed(requests, lambda: follow(moves)):
+            self._faults.followed(requests)
         else:
             for plan, _ in moves:
                 self._forget(plan.request)

@@ -54,6 +54,11 @@ def _first(weights: DenseWeights | HybridWeights, name: str) -> DenseWeights:
             f"'mtp' or with a copying drafter"
         )
     most = weights.config.layer_count - 1
+    if not most:
+        raise InvalidRequest(
+            f"draft_model '{name:.80}' cuts layers off the model, and '{weights.config.architecture}' has one layer "
+            f"alone; draft with a smaller model of the same vocabulary, or with a copying drafter"
+        )
     if match is None or not 1 <= int(match[1]) <= most:
         raise InvalidRequest(
             f"draft_model 'first:N' must keep 1 to {most} of the model's {most + 1} layers, found {name!r:.80}"

@@ -20,7 +20,7 @@ from txdecode.runtime.cli.render import Progress, print_json, print_table
 from txdecode.runtime.gates.baseline import BaselineReport
 from txdecode.runtime.gates.lossless import LosslessReport, lossless_gate
 from txdecode.runtime.gates.prompts import BUILT_IN, CODE_PROMPTS, read_prompts
-from txdecode.runtime.opening import open_model
+from txdecode.runtime.opening import check_draft_model, open_model
 from txdecode.runtime.sampling import Sampling
 
 FAILED = 1
@@ -80,11 +80,12 @@ def rows(
 @sampling_options
 @click.option(
     "--draft",
-    type=click.Choice(("lookup", "mtp", "mtp+lookup")),
     default="lookup",
     show_default=True,
-    help="Who proposes: copies from the prompt, the model's MTP layer, or both.",
+    metavar="WHO",
+    help="Who drafts, as for 'txdecode run': lookup, suffix+shared, mtp, model+lookup and so on.",
 )
+@click.option("--draft-model", metavar="MODEL|first:N", help="As for 'txdecode run'.")
 @rollback_option
 @threads_option
 @json_option
@@ -96,6 +97,7 @@ def lossless(
     full: bool,
     sampling: Sampling,
     draft: str,
+    draft_model: str | None,
     rollback: str | None,
     threads: int | None,
     as_json: bool,
@@ -103,8 +105,8 @@ def lossless(
     """Check that speculation changes nothing but speed.
 
     Tokens and logits with drafts of 1 to 15 and adaptive length, alone and in batches, against plain decoding of
-    each prompt alone; that drafting engaged on prompts that repeat; and that nothing was proposed where there is
-    nothing to propose. A failing case is run once more before it is reported.
+    each prompt alone; that drafting engaged, of lookup and suffix on every prompt that repeats; and that lookup
+    proposed nothing where there is nothing to propose. A failing case is run once more before it is reported.
 
     Decoding is greedy unless a temperature is given, and then the text for a seed must be the same; the seed is 0
     unless one is given. The checkpoint's own sampling defaults do not apply.
@@ -113,11 +115,19 @@ def lossless(
     cap = max_tokens if max_tokens is not None else None if full else 48
     progress = Progress("gate lossless")
     try:
-        opened = open_model(model, dtype, draft, threads=threads, rollback=rollback)
+        check_draft_model(model, draft, draft_model)
+        opened = open_model(model, dtype, draft, threads=threads, rollback=rollback, draft_model=draft_model)
         chats = opened.text is not None and opened.text.has_chat
         chosen = given or (BUILT_IN if chats else CODE_PROMPTS)
         report = lossless_gate(
-            opened, chosen, dtype=dtype, full=full, max_tokens=cap, sampling=sampling, progress=progress
+            opened,
+            chosen,
+            dtype=dtype,
+            full=full,
+            draft=draft,
+            max_tokens=cap,
+            sampling=sampling,
+            progress=progress,
         )
     finally:
         progress.close()

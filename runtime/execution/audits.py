@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import attrs
 
 from txdecode.state.ledgers import Ledgers
-from txdecode.transactions.audit import Entries, entries, entries_from
+from txdecode.transactions.audit import Entries, as_recorded, entries, entries_from, has_draft_model
 from txdecode.transactions.events import (
     Event,
     RequestFinished,
@@ -29,12 +29,14 @@ Key = tuple[int, int]
 
 @attrs.frozen
 class Mark:
-    """One audit in the log. ``digest`` stands for all its entries, which may be many, within this process."""
+    """One audit in the log. ``digest`` stands for all its entries, which may be many, within this process; ``rows``
+    and ``drafts`` say whether any is of a row, and whether any is of a second model that drafts."""
 
     sequence: int
     ordinal: int
     consumed: int
     rows: bool
+    drafts: bool
     digest: int
 
 
@@ -70,7 +72,8 @@ class Survey:
                 # Execution names it; no text is known that it could be compared with.
                 return
             rows = any(entry[3] >= 0 for entry in event.entries)
-            mark = Mark(sequence, event.ordinal, event.consumed, rows, hash(event.entries))
+            drafts = has_draft_model(entry[0] for entry in event.entries)
+            mark = Mark(sequence, event.ordinal, event.consumed, rows, drafts, hash(event.entries))
             self.marks.setdefault((event.request, event.epoch), []).append(mark)
 
     def _keep(self, request: int, ledgers: Ledgers, emitted: tuple[int, ...] = ()) -> None:
@@ -144,10 +147,11 @@ class Search:
         """The same as the executor says it."""
         self.rebuilt += 1
         tokens = self.survey.texts[request][: mark.consumed]
-        where = rebuild(self.executor, tokens, first_places(self.executor.describe().groups, mark.consumed))
+        groups = self.executor.describe().groups
+        where = rebuild(self.executor, tokens, first_places(groups, mark.consumed))
         found = self.executor.audit(where, True) if mark.rows else self.executor.audit(where)
         self.executor.drop(GHOST)
-        return found
+        return as_recorded(groups, mark.drafts, found)
 
 
 def _before(marks: Sequence[Mark], sequence: int) -> Sequence[Mark]:

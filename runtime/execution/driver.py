@@ -30,7 +30,7 @@ from txdecode.runtime.execution.plans import (
 )
 from txdecode.runtime.request import Parameters
 from txdecode.state.ledgers import Ledgers
-from txdecode.transactions.audit import entries_from
+from txdecode.transactions.audit import as_recorded, entries_from, has_draft_model
 from txdecode.transactions.contract import check_count, check_outcome
 from txdecode.transactions.events import (
     Event,
@@ -313,6 +313,8 @@ class Reexecutor:
         where = view(self.ledgers, event.request)
         rows = any(entry.row >= 0 for entry in expected)
         found = self.executor.audit(where, True) if rows else self.executor.audit(where)
+        drafts = has_draft_model(entry.group for entry in expected)
+        found = as_recorded(self.executor.describe().groups, drafts, found)
         at_fault = entries_differ(event.request, expected, found)
         if at_fault is not None:
             raise self._wrong_audit(sequence, event, at_fault)

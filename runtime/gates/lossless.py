@@ -13,7 +13,7 @@ import attrs
 
 from txdecode.runtime.configuration import Options
 from txdecode.runtime.drafters.composed import LEARNED_DEPTH
-from txdecode.runtime.drafters.prompt_lookup import PromptLookup
+from txdecode.runtime.drafters.spelling import LOOKUP_MATCH_MAX, Spelled, parse_draft
 from txdecode.runtime.errors import InvalidRequest
 from txdecode.runtime.gates.prompts import GatePrompt
 from txdecode.runtime.journal import Journal, iterate
@@ -155,6 +155,7 @@ def lossless_gate(
     *,
     dtype: str,
     full: bool = False,
+    draft: str = "lookup",
     max_tokens: int | None = None,
     sampling: Sampling = GREEDY,
     progress: Progress = lambda done, total, what: None,
@@ -162,11 +163,18 @@ def lossless_gate(
     """Decode plainly, one prompt at a time; then speculatively, in batches; compare all of it.
 
     A batch that fails is run once more before it is reported: a contended run can look like a wrong one.
-    Drafts are looked up in the prompt, or come from the executor's own drafter, or from both, as ``opened`` says.
-    ``max_tokens`` caps the prompts' own budgets. ``sampling`` is how every prompt is decoded, with the seed 0 where
-    it has none; what it leaves open is neutral, whatever the checkpoint says. Raises ``InvalidRequest`` for the
-    chain law, under which the text may depend on the drafts, and for a filter without a temperature.
+    ``draft`` says who drafts, as for ``Runtime.open``; the executor of ``opened`` must be one that can. What
+    ``lookup`` proposes alone is held against a plain scan of the tokens. ``max_tokens`` caps the prompts' own
+    budgets. ``sampling`` is how every prompt is decoded, with the seed 0 where it has none; what it leaves open is
+    neutral, whatever the checkpoint says. Raises ``InvalidRequest`` for the chain law, under which the text may
+    depend on the drafts, for a filter without a temperature, and for a ``draft`` that is no spelling or ``none``.
     """
+    spelled = parse_draft(draft)
+    if spelled == Spelled():
+        raise InvalidRequest(
+            "gate lossless compares drafting with plain decoding, and draft 'none' is plain; name a drafter, "
+            "'lookup' say"
+        )
     if sampling.law == "chain":
         raise InvalidRequest(
             "gate lossless compares texts, and the law 'chain' keeps their distribution alone; leave law out"
@@ -179,29 +187,30 @@ def lossless_gate(
     plain: dict[str, _Run] = {}
     for index, prompt in enumerate(prompts):
         progress(index, total, f"plain: {prompt.name}")
-        (plain[prompt.name],) = _decode(opened, (prompt,), None, max_tokens, sampling)
+        (plain[prompt.name],) = _decode(opened, spelled, (prompt,), None, max_tokens, sampling)
     cases: list[LosslessCase] = []
     for index, (length, batch) in enumerate(batches):
         progress(len(prompts) + index, total, f"drafts {length}, batch of {len(batch)}")
-        found = _cases(opened, batch, length, plain, max_tokens, sampling)
+        found = _cases(opened, spelled, batch, length, plain, max_tokens, sampling)
         if not all(case.passed for case in found):
             # The same batch again: a fault that only a batch shows must not vanish by being tried alone.
-            plain |= {p.name: _decode(opened, (p,), None, max_tokens, sampling)[0] for p in batch}
+            plain |= {p.name: _decode(opened, spelled, (p,), None, max_tokens, sampling)[0] for p in batch}
             found = [
                 attrs.evolve(case, rerun=True)
-                for case in _cases(opened, batch, length, plain, max_tokens, sampling)
+                for case in _cases(opened, spelled, batch, length, plain, max_tokens, sampling)
             ]
         cases += found
     progress(total, total, "done")
     engaged = {case.prompt for case in cases if case.accepted}
     if not engaged:
         return LosslessReport(opened.name, dtype, tuple(cases), ("every prompt",))
-    # A sampled text need not repeat its prompt.
+    # A sampled text need not repeat its prompt, nor where it does as long as a match must be.
     missing = tuple(
         prompt.name
         for prompt in prompts
         if not sampling.temperature
-        and not opened.drafts
+        and not spelled.learned
+        and 1 <= spelled.min_match <= LOOKUP_MATCH_MAX
         and prompt.repeats
         and prompt.name in {case.prompt for case in cases}
         and prompt.name not in engaged
@@ -211,13 +220,14 @@ def lossless_gate(
 
 def _cases(
     opened: Opened,
+    spelled: Spelled,
     batch: Sequence[GatePrompt],
     length: str,
     plain: Mapping[str, _Run],
     max_tokens: int | None,
     sampling: Sampling,
 ) -> list[LosslessCase]:
-    runs = _decode(opened, batch, length, max_tokens, sampling)
+    runs = _decode(opened, spelled, batch, length, max_tokens, sampling)
     return [
         _compare(prompt, length, len(batch), plain[prompt.name], run)
         for prompt, run in zip(batch, runs, strict=True)
@@ -247,6 +257,7 @@ def _compare(prompt: GatePrompt, length: str, batch: int, plain: _Run, run: _Run
 
 def _decode(
     opened: Opened,
+    spelled: Spelled,
     batch: Sequence[GatePrompt],
     length: str | None,
     max_tokens: int | None,
@@ -254,11 +265,10 @@ def _decode(
 ) -> list[_Run]:
     """Decode a batch on a fresh runtime with a log of its own, and read the log back."""
     recorder = LogitRecorder(opened.executor, _digest_rows)
-    drafts = opened.drafts and length is not None
-    copies = length is not None and (not drafts or opened.drafter is not None)
-    drafter = PromptLookup() if copies else None
+    drafts = bool(spelled.learned) and length is not None
+    drafter = None if length is None else spelled.host()
     draft_len: int | str = "additive" if length is None or length == "additive" else int(length)
-    composed = drafts and copies and not opened.executor.describe().capabilities.fused
+    composed = drafts and drafter is not None and not opened.executor.describe().capabilities.fused
     depth = LEARNED_DEPTH if composed else None
     with tempfile.TemporaryDirectory(prefix="txdecode-gate-") as folder:
         path = Path(folder) / "gate.txlog"
@@ -277,9 +287,11 @@ def _decode(
             ]
             runtime.run()
             results = [handle.result() for handle in handles]
-        # What a learned drafter proposes, no scan of the tokens can say.
-        checked = drafter is not None and not drafts
-        counts = _proposals(path, None if length == "additive" else int(draft_len)) if checked else {}
+        # What a learned drafter proposes, no scan of the tokens can say, nor of this request's what others said; and
+        # one for matches of any length would take a while.
+        checked = length is not None and spelled == Spelled("", "lookup", spelled.min_match)
+        fixed = None if draft_len == "additive" else int(draft_len)
+        counts = _proposals(path, fixed, spelled.min_match) if checked else {}
     return [
         _Run(
             result.ids,
@@ -299,11 +311,11 @@ def _digest_rows(rows: Any) -> list[bytes]:
     return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in raw]
 
 
-def _proposals(path: Path, length: int | None) -> dict[int, tuple[int, int]]:
+def _proposals(path: Path, length: int | None, least: int) -> dict[int, tuple[int, int]]:
     """By request: rounds in which drafts were allowed but there was nothing to propose, and rounds whose drafts
     are not what a plain scan of the known tokens finds (something where there is nothing, nothing where there
     is something, or something else). ``length`` is the fixed draft length, which every round with enough to
-    propose must reach; an adaptive one (``None``) must propose at least one."""
+    propose must reach; an adaptive one (``None``) must propose at least one. ``least`` tokens must agree."""
     submitted: dict[int, RequestSubmitted] = {}
     known: dict[int, list[int]] = {}
     counts: dict[int, tuple[int, int]] = {}
@@ -318,7 +330,7 @@ def _proposals(path: Path, length: int | None) -> dict[int, tuple[int, int]]:
             generated = len(tokens) - len(first.prompt)
             # The first round is the last prompt row, and the last token of the budget needs no draft.
             allowed = generated > 0 and first.budget - generated > 1
-            found = scan(tokens) if allowed else []
+            found = scan(tokens, max(least, LOOKUP_MATCH_MAX), least) if allowed else []
             left = first.budget - generated - 1
             most = max(len(event.drafts), 1) if length is None else min(length, left)
             expected = tuple(found[:most])
@@ -328,11 +340,11 @@ def _proposals(path: Path, length: int | None) -> dict[int, tuple[int, int]]:
     return counts
 
 
-def scan(tokens: Sequence[int], longest: int = 3) -> list[int]:
-    """The plain definition of prompt lookup: what followed the latest earlier occurrence of the last 3, else 2,
-    else 1 tokens. Quadratic; the drafter's index is checked against it."""
+def scan(tokens: Sequence[int], longest: int = LOOKUP_MATCH_MAX, least: int = 1) -> list[int]:
+    """The plain definition of prompt lookup: what followed the latest earlier occurrence of the last ``longest``
+    tokens, else of one fewer, down to ``least``. Quadratic; the drafter's index is checked against it."""
     n = len(tokens)
-    for size in range(min(longest, n - 1), 0, -1):
+    for size in range(min(longest, n - 1), least - 1, -1):
         suffix = tokens[n - size :]
         for start in range(n - size - 1, -1, -1):
             if tokens[start : start + size] == suffix:

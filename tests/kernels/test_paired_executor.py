@@ -15,7 +15,7 @@ from txdecode.kernels.executor import DenseExecutor
 from txdecode.kernels.models.layout import tensor_shapes
 from txdecode.kernels.models.shortened import shortened
 from txdecode.kernels.models.weights import DenseWeights
-from txdecode.kernels.paired import DRAFT_FAULTS_MAX, STATE_FAULTS_MAX, VocabularyMismatch
+from txdecode.kernels.paired import VocabularyMismatch
 from txdecode.kernels.paired_executor import SOURCE, PairedExecutor
 from txdecode.runtime import Runtime, Sampling
 from txdecode.runtime.execution import execute
@@ -378,106 +378,7 @@ def test_first_layers(make_weights: MakeWeights) -> None:
             shortened(weights, layers)
 
 
-# A drafter that fails.
-
-PLACES = ((0,), (0,), (0,)), (1,)
-"""Pages and column of a prefill."""
-
-
-def failing(verb: str, after: int = 0, times: int = 10**6, paged: bool = True) -> Callable[..., Executor]:
-    """Drafters whose ``verb`` fails ``times`` times after ``after`` calls. ``tried`` counts all of its calls."""
-
-    class Failing(pairs.Paged if paged else pairs.Weaker):  # type: ignore[misc]
-        tried = 0
-
-        def _fail(self, name: str) -> None:
-            if name == verb:
-                self.tried += 1
-                if after < self.tried <= after + times:
-                    raise RuntimeError("the drafter broke")
-
-        def prefill(self, batch: Any) -> None:
-            self._fail("prefill")
-            super().prefill(batch)
-
-        def verify(self, rounds: Any) -> None:
-            self._fail("verify")
-            super().verify(rounds)
-
-        def accept(self, rounds: Any) -> Any:
-            self._fail("accept")
-            return super().accept(rounds)
-
-        def settle(self, settlements: Any) -> None:
-            self._fail("settle")
-            super().settle(settlements)
-
-        def abandon(self, plans: Any) -> None:
-            self._fail("abandon")
-            super().abandon(plans)
-
-    return Failing
-
-
-@pytest.mark.parametrize("paged", [False, True], ids=["all kinds of state", "pages alone"])
-@pytest.mark.parametrize("verb", ["prefill", "verify", "accept", "settle"])
-@pytest.mark.parametrize(("after", "times"), [(0, 1), (2, 1), (5, 2), (0, 10**6), (4, 10**6)])
-def test_a_failing_drafter_costs_no_request(verb: str, after: int, times: int, paged: bool) -> None:
-    executor = pairs.pair(drafter=failing(verb, after, times, paged))
-    _, results = run(executor, draft_len=4)
-    assert {result.finish for result in results} == {"length"}
-    if times == 1:
-        assert any(result.stats.drafted for result in results)
-
-
-@pytest.mark.parametrize("paged", [False, True])
-def test_after_three_failures_it_is_not_asked(paged: bool) -> None:
-    executor = pairs.pair(drafter=failing("accept", paged=paged))
-    with Runtime.open(executor, draft="model", draft_len=4) as runtime:
-        handle = runtime.submit(PROMPT, max_tokens=60)
-        runtime.run()
-    assert handle.result().ids == text(None, 60)
-    assert handle.result().stats.drafted == 0
-    assert executor.drafter.tried == DRAFT_FAULTS_MAX == 3  # type: ignore[attr-defined]
-    assert not pairs.kept_by_pair(executor)
-
-
-def test_one_request_that_it_fails_on_takes_no_other_down() -> None:
-    class Poisoned(pairs.Paged):
-        def accept(self, rounds: Any) -> Any:
-            if any(item.plan.request == 1 for item in rounds):
-                raise RuntimeError("the drafter broke")
-            return super().accept(rounds)
-
-    _, results = run(pairs.pair(drafter=Poisoned))
-    assert results[1].stats.drafted == 0
-    assert min(results[0].stats.accepted, results[2].stats.accepted) > 5
-
-
-def test_a_drafter_that_cannot_follow_is_given_up() -> None:
-    executor = pairs.pair(drafter=failing("prefill", after=3))
-    run(executor)
-    # Neither asked nor fed again, though the requests went on.
-    assert executor.drafter.tried == 3 + STATE_FAULTS_MAX  # type: ignore[attr-defined]
-    assert not pairs.kept_by_pair(executor)
-    executor.prefill([PrefillPlan(SequenceView(7, 0, 0, ((), (), ()), (0,), (0,)), (1, 2), *PLACES)])
-    view = SequenceView(7, 0, 2, ((0,), (0,), (0,)), (1,), (0,))
-    # What it does not hold is not audited.
-    assert {entry.group for entry in executor.audit(view)} == {"kv", "pairs", "gdn", "conv", "ngram", "tail"}
-    assert executor.kept == {7}
-    executor.drop(7)
-    assert not executor.kept
-
-
-def test_a_programmers_error_is_none_of_its_faults() -> None:
-    class Wrong(pairs.Paged):
-        def accept(self, rounds: Any) -> Any:
-            raise AssertionError("a bug")
-
-    with Runtime.open(pairs.pair(drafter=Wrong), draft="model", draft_len=3) as runtime:
-        runtime.submit(PROMPT, max_tokens=9)
-        with pytest.raises(AssertionError, match="a bug"):
-            runtime.run()
+# A penalty, and the same weights.
 
 
 def test_what_a_penalty_forbids_is_not_drafted() -> None:

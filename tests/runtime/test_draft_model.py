@@ -21,6 +21,7 @@ from txdecode.runtime import InvalidRequest, Runtime, Sampling
 from txdecode.runtime.cli import main
 from txdecode.runtime.draft_models import paired
 from txdecode.runtime.execution import execute
+from txdecode.runtime.gates.prompts import GatePrompt
 from txdecode.runtime.journal import read_header
 from txdecode.transactions.toy import ToyExecutor
 
@@ -130,6 +131,50 @@ def test_layers_out_of_range(name: str) -> None:
     config = DenseConfig("llama", 48, 8, 8, 30, 1, 1, 8, 1e4, 1e-5, 64)
     with pytest.raises(InvalidRequest, match=rf"must keep 1 to 29 of the model's 30 layers, found '{name}'"):
         paired(ToyExecutor(), DenseWeights(config, {}, "none"), Tokenizer(models.BPE()), name, "fp32")
+
+
+@pytest.mark.parametrize("name", ["first:1", "first:0", "first:"])
+def test_one_layer_cannot_be_cut(name: str) -> None:
+    config = DenseConfig("llama", 48, 8, 8, 1, 1, 1, 8, 1e4, 1e-5, 64)
+    with pytest.raises(
+        InvalidRequest, match=rf"'{name}' cuts layers off the model, and 'llama' has one layer alone; "
+    ):
+        paired(ToyExecutor(), DenseWeights(config, {}, "none"), Tokenizer(models.BPE()), name, "fp32")
+
+
+def gate(hybrid: Path, *arguments: str) -> Any:
+    fixed = ["--model", str(hybrid), "--dtype", "fp32", "--max-tokens", "6", "--threads", "1"]
+    return CliRunner().invoke(main, ["gate", "lossless", *fixed, *arguments])
+
+
+@pytest.mark.parametrize("draft", ["model", "model+suffix:2"])
+def test_the_gate_takes_a_draft_model(hybrid: Path, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = tuple(GatePrompt(f"p{i}", (), 9, False, text="def add(a, b):"[i:]) for i in range(2))
+    monkeypatch.setattr("txdecode.runtime.cli.gate.CODE_PROMPTS", short)
+    result = gate(hybrid, "--draft", draft, "--draft-model", str(hybrid), "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["passed"]
+    # The same weights are always right, but where a copy took their place.
+    assert all(0 < case["accepted"] <= case["drafted"] for case in report["cases"])
+    if draft == "model":
+        assert all(case["accepted"] == case["drafted"] for case in report["cases"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--draft", "guess"], "draft must be 'lookup'"),
+        (["--draft", "none"], "draft 'none' is plain"),
+        (["--draft", "model"], "needs the model that drafts"),
+        (["--draft-model", "first:2"], "draft='lookup' does not use"),
+    ],
+)
+def test_the_gate_refuses_in_one_line(hybrid: Path, arguments: list[str], message: str) -> None:
+    result = gate(hybrid, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_a_recovery_opens_the_same_drafter(hybrid: Path, tmp_path: Path) -> None:

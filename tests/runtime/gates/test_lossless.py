@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from txdecode.runtime.drafters import spelling
 from txdecode.runtime.drafters.prompt_lookup import PromptLookup
 from txdecode.runtime.errors import InvalidRequest
-from txdecode.runtime.gates import lossless
 from txdecode.runtime.gates.lossless import LosslessReport, lossless_gate, plan_batches, scan
 from txdecode.runtime.gates.prompts import BUILT_IN, GatePrompt, read_prompts
 from txdecode.runtime.opening import Opened
@@ -113,9 +113,8 @@ def test_the_executors_own_drafter_is_gated_too(copies: bool) -> None:
         return outcomes
 
     executor.accept = watched  # type: ignore[method-assign]
-    drafter = PromptLookup() if copies else None
-    opened = Opened(executor, "toy", Letters(), drafter=drafter, drafts=True)  # type: ignore[arg-type]
-    report = lossless_gate(opened, PROMPTS, dtype="-")
+    opened = Opened(executor, "toy", Letters())  # type: ignore[arg-type]
+    report = lossless_gate(opened, PROMPTS, dtype="-", draft="mtp+lookup" if copies else "mtp")
     assert report.passed
     assert sum(case.accepted for case in report.cases)
     assert "toy" in sources
@@ -165,7 +164,7 @@ class Eager(PromptLookup):
 def test_a_drafter_that_is_off_short_or_eager_fails(
     drafter: type[PromptLookup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lossless, "PromptLookup", drafter)
+    monkeypatch.setattr(spelling, "PromptLookup", drafter)
     report = run(Shown())
     assert not report.passed
     assert any(case.misproposed for case in report.cases)
@@ -190,6 +189,55 @@ def test_scan_takes_the_longest_match_and_the_latest_of_these() -> None:
     assert scan([5, 1, 2, 3, 9, 4, 2, 3]) == [9, 4, 2, 3]
     assert scan([1, 2, 3]) == []
     assert scan([4]) == []
+    tokens = [1, 2, 3, 4, 9, 4, 2, 3, 4]
+    assert scan(tokens, 4, 3) == [9, 4, 2, 3, 4]
+    assert scan(tokens, 4, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("draft", "sources"),
+    [
+        ("lookup:2", {"prompt_lookup"}),
+        ("suffix", {"suffix_automaton"}),
+        ("shared", {"shared_history"}),
+        ("lookup:2+shared", {"prompt_lookup", "shared_history"}),
+    ],
+)
+def test_every_drafter_of_the_host_is_gated(draft: str, sources: set[str]) -> None:
+    seen: set[str] = set()
+
+    class Watching(Shown):
+        def accept(self, rounds: Sequence[Round]) -> list[Outcome]:
+            made = super().accept(rounds)
+            seen.update(outcome.proposal.source for outcome in made if outcome.proposal.tokens)
+            return made
+
+    opened = Opened(Watching(), "toy", Letters())  # type: ignore[arg-type]
+    assert lossless_gate(opened, PROMPTS, dtype="-", draft=draft).passed
+    assert seen == sources
+    opened = Opened(Shown("width"), "toy", Letters())  # type: ignore[arg-type]
+    assert not lossless_gate(opened, PROMPTS, dtype="-", draft=draft).passed
+
+
+@pytest.mark.parametrize("draft", ["lookup:2", "lookup:5"])
+def test_a_minimum_match_is_held_against_the_scan(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loose(PromptLookup):
+        def __init__(self, low: int, high: int) -> None:
+            super().__init__(1, high)
+
+    prompts = [attrs.evolve(PROMPTS[0], repeats=draft == "lookup:2"), *PROMPTS[1:]]
+    opened = Opened(Shown(), "toy", Letters())  # type: ignore[arg-type]
+    report = lossless_gate(opened, prompts, dtype="-", draft=draft)
+    assert not any(case.misproposed for case in report.cases)
+    monkeypatch.setattr(spelling, "PromptLookup", Loose)
+    report = lossless_gate(opened, prompts, dtype="-", draft=draft)
+    assert any(case.misproposed for case in report.cases)
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    opened = Opened(Shown(), "toy", Letters())  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="draft 'none' is plain; name a drafter"):
+        lossless_gate(opened, PROMPTS, dtype="-", draft="none")
 
 
 def test_prompts_are_read_and_refused_by_line(tmp_path: Path) -> None:
