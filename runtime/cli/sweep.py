@@ -126,10 +126,17 @@ def sweep_command(
 def _opened(
     model: str, dtype: str, batch: int, room: int, threads: int | None, rollback: str | None, mtp: bool
 ) -> Any:
+    from txdecode.kernels.attention.cache import PAGE_ROWS
+    from txdecode.kernels.capability import MemoryPlanRefused
+
     draft = "mtp" if mtp else "none"
-    return open_model(
-        model, dtype, draft, batch_max=batch, context=room, threads=threads, rollback=rollback
-    ).executor
+    options: dict[str, Any] = {"batch_max": batch, "context": room, "threads": threads, "rollback": rollback}
+    try:
+        # Room for every sequence to its end, where usual serving expects shorter ones.
+        return open_model(model, dtype, draft, pages=batch * -(-room // PAGE_ROWS), **options).executor
+    except MemoryPlanRefused:
+        # What the default pool has no room for is skipped and named.
+        return open_model(model, dtype, draft, **options).executor
 
 
 def shapes_of(found: Sweep) -> dict[tuple[int, int], Shape]:

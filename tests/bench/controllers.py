@@ -1,7 +1,7 @@
 """Draft lengths against each other: every fixed K, ``additive`` and ``goodput``, in turns over the same prompts.
 
-Run by hand on a quiet machine: ``python tests/bench/controllers.py --prompts FILE.jsonl``. Prints by category tokens a
-second and tokens a round: the second is what is often reported, the first is what pays.
+Run by hand on a quiet machine: ``python tests/bench/controllers.py --prompts FILE.jsonl``. Prints by category tokens
+a second and tokens a round: the second is what is often reported, the first is what pays.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from txdecode.kernels.capability import MemoryPlanRefused
 from txdecode.runtime.cli import sweep as command
 from txdecode.runtime.cli.main import main
 from txdecode.runtime.opening import Opened
@@ -102,3 +103,22 @@ def test_a_plot() -> None:
         Row(batch, context, width, (1.0, 2.0)) for batch in (1, 2) for context in (8, 9) for width in (1, 2)
     )
     assert draw(Sweep(1, "toy", {}, rows), "a title")[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+def test_pages_for_every_sequence_to_its_end_or_the_default_pool(
+    refuse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual pool expects sequences of 2,048 tokens; longer contexts were skipped where they would fit."""
+    asked: list[int | None] = []
+
+    def open_model(model: str, dtype: str, draft: str, pages: int | None = None, **options: Any) -> Opened:
+        asked.append(pages)
+        if pages is not None and refuse:
+            raise MemoryPlanRefused({"kv_pages": 1 << 40}, 1 << 30)
+        return Opened(ToyExecutor(page_count=200), "toy")
+
+    monkeypatch.setattr(command, "open_model", open_model)
+    assert run(*QUICK).exit_code == 0
+    # 24 tokens of context, 2 repeats of widths 1 to 4 and the widest round, 2 sequences: a page each.
+    assert asked == ([2, None] if refuse else [2])
