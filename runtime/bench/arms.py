@@ -24,6 +24,8 @@ _VERB_OF_PHASE = {
     Phase.ACCEPT: "accept",
     Phase.COMMIT: "settle",
 }
+_ROOM = 8
+"""Sequences that pages are planned for, at least: a prompt longer than the usual 2,048 tokens takes those of several."""
 _PART_OF_VERB = {"draft": "draft", "verify": "forward", "accept": "choose", "settle": "settle"}
 
 
@@ -72,12 +74,13 @@ def open_models(
     """Open a model once, or twice where a drafter of its own or a ``draft_model`` keeps state. Raises as
     ``open_model`` does."""
     check_draft_model(model, draft, draft_model)
+    room = max(batch, _ROOM)
     found = open_model(
-        model, dtype, draft, batch_max=batch, threads=threads, draft_model=draft_model, **options
+        model, dtype, draft, batch_max=room, threads=threads, draft_model=draft_model, **options
     )
     if not found.drafts:
         return Models(found, found)
-    return Models(open_model(model, dtype, "none", batch_max=batch, threads=threads, **options), found)
+    return Models(open_model(model, dtype, "none", batch_max=room, threads=threads, **options), found)
 
 
 class Phases:

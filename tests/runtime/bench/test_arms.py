@@ -218,3 +218,17 @@ def test_drafters_start_afresh_in_every_repeat(tmp_path: Path) -> None:
     second = opener(SPECULATIVE, 1)
     second.close()
     assert first._runtime._intake.drafter is not second._runtime._intake.drafter
+
+
+def test_one_prompt_at_a_time_may_be_longer_than_the_usual_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are planned by sequences of 2,048 tokens; with those of one a prompt of 2,500 was left out."""
+    asked: list[int] = []
+
+    def open_model(*_: Any, batch_max: int, **__: Any) -> Opened:
+        asked.append(batch_max)
+        return Opened(ToyExecutor(page_count=9), "toy")
+
+    monkeypatch.setattr(arms, "open_model", open_model)
+    open_models("bundled", "bf16", "lookup", 1, None)
+    open_models("bundled", "bf16", "lookup", 20, None)
+    assert asked == [8, 20]
