@@ -25,7 +25,7 @@ _VERB_OF_PHASE = {
     Phase.COMMIT: "settle",
 }
 _ROOM = 8
-"""Sequences that pages are planned for, at least: a prompt longer than the usual 2,048 tokens takes those of several."""
+"""Sequences that pages are planned for, at least: a prompt of more than 2,048 tokens takes those of several."""
 _PART_OF_VERB = {"draft": "draft", "verify": "forward", "accept": "choose", "settle": "settle"}
 
 
