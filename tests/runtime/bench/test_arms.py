@@ -194,7 +194,7 @@ def test_plain_decoding_does_not_pay_for_the_state_of_a_drafter(monkeypatch: pyt
     monkeypatch.setattr(arms, "open_model", opened)
     both = open_models("m", "fp32", "mtp", 1, 2, rollback="replay")
     assert [name for name, _ in asked] == ["mtp", "none"]
-    common = {"batch_max": 1, "threads": 2, "rollback": "replay"}
+    common = {"batch_max": 8, "threads": 2, "rollback": "replay"}
     assert asked[0][1] == {**common, "draft_model": None}
     assert asked[1][1] == common
     assert both.of(SPECULATIVE) is not both.of(PLAIN)
