@@ -200,7 +200,6 @@ def test_plain_decoding_does_not_pay_for_the_state_of_a_drafter(monkeypatch: pyt
     assert both.of(SPECULATIVE) is not both.of(PLAIN)
     assert both.of(AGAIN) is both.of(PLAIN)
     asked.clear()
-    asked.clear()
     open_models("m", "fp32", "model", 1, None, "first:2")
     assert [options.get("draft_model") for _, options in asked] == ["first:2", None]
     with pytest.raises(InvalidRequest, match="draft_model"):
